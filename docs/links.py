@@ -93,7 +93,7 @@ def link(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: TextEl
 def is_defined(name: str) -> bool:
     """Return whether a module of this project defines a bare name, such as the class of a result."""
     modules = [module for path, module in sys.modules.items() if path.startswith("pyro_radial.")]
-    return any(name in getattr(module, "__all__", ()) for module in modules)
+    return any(name in vars(module) for module in modules)
 
 
 def leave_private_bases_out(app: Sphinx, name: str, obj: Any, options: Any, bases: list[Any]) -> None:

@@ -6,7 +6,16 @@
 from pyro_radial._version import __version__
 from pyro_radial.continual import PriorChain
 from pyro_radial.functional import FunctionalELBO
-from pyro_radial.infer import CompiledSVI, FitOptions, NaturalGradient, Prediction, TermsELBO, diagnose, fit, predict
+from pyro_radial.infer import (
+    CompiledSVI,
+    FitOptions,
+    NaturalGradient,
+    Prediction,
+    TermsELBO,
+    diagnose,
+    fit,
+    predict,
+)
 from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.nn import BayesianModule, SupervisedModel
 

@@ -16,9 +16,17 @@ try:
     from botorch.posteriors import GPyTorchPosterior
     from gpytorch.distributions import MultivariateNormal
 except ImportError as error:
-    raise ImportError("Bayesian optimization needs BoTorch: pip install 'pyro-radial[botorch]'") from error
+    raise ImportError(
+        "Bayesian optimization needs BoTorch: pip install 'pyro-radial[botorch]'"
+    ) from error
 
-from pyro_radial._pyro.checks import check_flag, check_types, non_negative_float, non_negative_integer, positive_count
+from pyro_radial._pyro.checks import (
+    check_flag,
+    check_types,
+    non_negative_float,
+    non_negative_integer,
+    positive_count,
+)
 
 __all__ = ["FunctionDraws", "ProcessModel"]
 
@@ -81,7 +89,9 @@ class FunctionDraws(EnsembleModel):
     def __init__(self, functions: Functions, num_outputs: int = 1) -> None:
         super().__init__()
         if not callable(functions) or not hasattr(functions, "num_samples"):
-            raise ValueError(f"functions must be drawn functions, such as a SampledNetwork, got {functions!r}")
+            raise ValueError(
+                f"functions must be drawn functions, such as a SampledNetwork, got {functions!r}"
+            )
         # The tuple keeps a module from becoming a submodule, which would be saved too.
         self._functions = (functions,)
         self._num_outputs = positive_count("num_outputs", num_outputs)
@@ -142,7 +152,9 @@ class ProcessModel(Model):
     def __init__(self, process: Process, noise: float = 0.0) -> None:
         super().__init__()
         if not hasattr(process, "marginals") or not hasattr(process, "moments"):
-            raise ValueError(f"process must have marginals and moments, as PosteriorProcess has, got {process!r}")
+            raise ValueError(
+                f"process must have marginals and moments, as PosteriorProcess has, got {process!r}"
+            )
         self._process, self.noise = (process,), non_negative_float("noise", noise)
 
     @property
@@ -174,17 +186,27 @@ class ProcessModel(Model):
         mean, covariance = self._moments(X)
         if isinstance(observation_noise, Tensor):
             variance = observation_noise.squeeze(-1)
-            if variance.shape[-1:] not in (mean.shape[-1:], (1,)) or not bool((variance >= 0).all()):
-                raise ValueError(f"observation_noise must be a variance for each point, got {observation_noise}")
+            if variance.shape[-1:] not in (mean.shape[-1:], (1,)) or not bool(
+                (variance >= 0).all()
+            ):
+                raise ValueError(
+                    f"observation_noise must be a variance for each point, got {observation_noise}"
+                )
             variance = variance.expand_as(mean)
         else:
             check_flag("observation_noise", observation_noise)
             variance = torch.full_like(mean, self.noise**2 if observation_noise else 0.0)
         # Jitter, because the covariance of equal or close points can be singular.
-        least = JITTER * covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True).clamp_min(JITTER)
+        least = JITTER * covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True).clamp_min(
+            JITTER
+        )
         covariance = covariance + torch.diag_embed(variance + least)
         posterior = GPyTorchPosterior(MultivariateNormal(mean, covariance))
-        return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
+        return (
+            posterior
+            if posterior_transform is None
+            else posterior_transform(posterior=posterior, X=X)
+        )
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean ``[*B, N]`` and covariance ``[*B, N, N]``, in float64."""
@@ -192,7 +214,9 @@ class ProcessModel(Model):
         if size == 1:
             # Marginals of a network with linear layers need no Jacobian.
             mean, variance = _evaluate(process.marginals, x)
-            return self._one_output(mean).reshape(x.shape[:-1]), variance.double().reshape(*x.shape[:-1], 1)
+            return self._one_output(mean).reshape(x.shape[:-1]), variance.double().reshape(
+                *x.shape[:-1], 1
+            )
         means, covariances = [], []
         for batch in x.reshape(-1, size, width).split(max(1, MAX_JOINT // size)):
             mean, covariance = _evaluate(process.moments, batch)
@@ -221,4 +245,6 @@ def _evaluate(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"X must be points that the functions take, got {list(x.shape)}: {error}") from error
+        raise ValueError(
+            f"X must be points that the functions take, got {list(x.shape)}: {error}"
+        ) from error

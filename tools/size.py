@@ -24,13 +24,13 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 14_331,
+    "statements": 14_222,
     "public names": 88,
     "comprehensions": 5.04,
     "nested comprehensions": 0.4,
     "tuple assignments": 1.63,
     "Any": 7.7,
-    "long lines": 7.9,
+    "long lines": 1.7,
 }
 #: Single files that users import from.
 PUBLIC_MODULES = ("likelihoods.py", "botorch.py", "botorch_models.py", "sklearn.py")

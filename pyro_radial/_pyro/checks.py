@@ -14,31 +14,6 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-__all__ = [
-    "check_each",
-    "check_flag",
-    "check_function",
-    "check_items",
-    "check_list",
-    "check_number",
-    "check_shape",
-    "check_types",
-    "has_state",
-    "held_numbers",
-    "joint_shape",
-    "kind_of",
-    "load_states",
-    "non_negative_float",
-    "non_negative_integer",
-    "optional",
-    "path_of",
-    "positive_count",
-    "positive_float",
-    "proper_fraction",
-    "random_seed",
-    "states",
-]
-
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
 
 
@@ -64,7 +39,10 @@ def check_list(argument: str, values: object) -> list[Any]:
 
 def check_each(check: Callable[[str, Any], Any], argument: str, values: object) -> list[Any]:
     """All values as a check returns them, or a ValueError that names the argument, or the value by its place."""
-    return [check(f"{argument}[{place}]", value) for place, value in enumerate(check_list(argument, values))]
+    return [
+        check(f"{argument}[{place}]", value)
+        for place, value in enumerate(check_list(argument, values))
+    ]
 
 
 def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -> torch.Size:
@@ -85,7 +63,9 @@ def joint_shape(owner: str, /, **shapes: Any) -> torch.Size:
         return torch.broadcast_shapes(*sizes)
     except RuntimeError:
         given = " and ".join(str(tuple(size)) for size in sizes)
-        raise ValueError(f"{owner}: {' and '.join(shapes)} must have shapes that broadcast, got {given}") from None
+        raise ValueError(
+            f"{owner}: {' and '.join(shapes)} must have shapes that broadcast, got {given}"
+        ) from None
 
 
 def optional(check: Callable[[str, Any], Any], argument: str, value: object) -> Any:
@@ -101,13 +81,17 @@ def check_types(kind: Any, /, **arguments: Any) -> None:
             what = " or ".join("function" if one is Callable else one.__name__ for one in kinds)
             got = kind_of(value) if kind is torch.Tensor else type(value).__name__
             got = f"the class {value.__name__}" if isinstance(value, type) else got
-            raise ValueError(f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}")
+            raise ValueError(
+                f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}"
+            )
 
 
 def kind_of(value: object) -> str:
     """The class of a value; of a NumPy array, or a table of pandas or polars, also how to make it a tensor."""
     table = ", whose to_numpy() is an array" if hasattr(value, "to_numpy") else ""
-    return type(value).__name__ + (", which torch.as_tensor converts" if isinstance(value, np.ndarray) else table)
+    return type(value).__name__ + (
+        ", which torch.as_tensor converts" if isinstance(value, np.ndarray) else table
+    )
 
 
 def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: str) -> float:
@@ -122,12 +106,16 @@ def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: st
 
 def positive_float(argument: str, value: object) -> float:
     """The value as a float, or a ValueError that names the argument if it is not positive and finite."""
-    return check_number(argument, value, lambda number: 0.0 < number < math.inf, "a positive finite number")
+    return check_number(
+        argument, value, lambda number: 0.0 < number < math.inf, "a positive finite number"
+    )
 
 
 def non_negative_float(argument: str, value: object) -> float:
     """The value as a float, or a ValueError that names the argument if it is negative or not finite."""
-    return check_number(argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero")
+    return check_number(
+        argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero"
+    )
 
 
 def held_numbers(argument: str, value: object, **like: Any) -> torch.Tensor:
@@ -200,7 +188,9 @@ def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name in saved:
         if not has_state(things.get(name)):
             kind = type(things.get(name)).__name__
-            raise ValueError(f"{name} must have load_state_dict, because its state was saved, got {kind}")
+            raise ValueError(
+                f"{name} must have load_state_dict, because its state was saved, got {kind}"
+            )
     for name, state in saved.items():
         _state_methods(things[name])[1](state)
 

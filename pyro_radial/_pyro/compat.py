@@ -20,12 +20,18 @@ from pyro.infer import traceenum_elbo
 from pyro.infer import util as infer_util
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
-from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as check_mean_field_requirement
+from pyro.infer.trace_mean_field_elbo import (
+    _check_mean_field_requirement as check_mean_field_requirement,
+)
 from pyro.infer.util import Dice
 from pyro.nn import PyroModule
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.optim import PyroOptim
-from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
+from pyro.params.param_store import (
+    module_from_param_with_module_name,
+    normalize_param_name,
+    user_param_name,
+)
 from pyro.poutine import runtime
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor, compiler, nn
@@ -159,7 +165,9 @@ def forget_stored(root: str) -> None:
     for name in [name for name in list(store._params) if name.startswith(below)]:
         store._params.pop(name, None)
         store._constraints.pop(name, None)
-    for tensor in [tensor for tensor, name in list(store._param_to_name.items()) if name.startswith(below)]:
+    for tensor in [
+        tensor for tensor, name in list(store._param_to_name.items()) if name.startswith(below)
+    ]:
         store._param_to_name.pop(tensor, None)
 
 
@@ -237,7 +245,11 @@ def untraced() -> AbstractContextManager[Any]:
 def host_reads_removed() -> Iterator[None]:
     """Replace the functions with which Pyro's losses read numbers on the host, to return them and to warn."""
     replaced = [
-        (infer_util, "torch_item", lambda value: value.detach() if isinstance(value, Tensor) else value),
+        (
+            infer_util,
+            "torch_item",
+            lambda value: value.detach() if isinstance(value, Tensor) else value,
+        ),
         (pyro.util, "warn_if_nan", lambda *args: None),
     ]
     modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
@@ -252,7 +264,9 @@ def host_reads_removed() -> Iterator[None]:
     # Losses that enumerate compare scales, and leave out where a probability is zero; a NaN among the scales stays.
     patches.append((traceenum_elbo, "_get_common_scale", lambda scales: reduce(_maximum, scales)))
     patches.append((Dice, "compute_expectation", _expectation))
-    patches.append((infer_util, "_fulldot", lambda prob, cost: (prob * cost.masked_fill(prob <= 0, 0.0)).sum()))
+    patches.append(
+        (infer_util, "_fulldot", lambda prob, cost: (prob * cost.masked_fill(prob <= 0, 0.0)).sum())
+    )
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(mock.patch.object(*patch))
@@ -260,7 +274,9 @@ def host_reads_removed() -> Iterator[None]:
 
 
 def _maximum(one: Any, other: Any) -> Tensor:
-    one, other = (scale if isinstance(scale, Tensor) else torch.as_tensor(scale) for scale in (one, other))
+    one, other = (
+        scale if isinstance(scale, Tensor) else torch.as_tensor(scale) for scale in (one, other)
+    )
     return torch.maximum(one, other)
 
 
@@ -275,7 +291,9 @@ class Replaced(TorchFunctionMode):
         return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
-def _expectation(dice: object, costs: object, compute: Callable[..., Any] = Dice.compute_expectation) -> Any:
+def _expectation(
+    dice: object, costs: object, compute: Callable[..., Any] = Dice.compute_expectation
+) -> Any:
     """Do not ask on the host whether all probabilities are positive."""
     with Replaced({Tensor.all: lambda mask: True}):
         return compute(dice, costs)
@@ -327,9 +345,16 @@ def compile_graph(
         # Its advice, such as on lower precision, is no reason to fail where warnings are errors.
         with tracing(TracingContext(shapes)), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compiled: Callable[..., Sequence[Tensor]] = inductor(module, fakes, options=dict(options))
+            compiled: Callable[..., Sequence[Tensor]] = inductor(
+                module, fakes, options=dict(options)
+            )
     except Exception as error:
-        causes = [error, error.__cause__, error.__context__, getattr(error, "inner_exception", None)]
+        causes = [
+            error,
+            error.__cause__,
+            error.__context__,
+            getattr(error, "inner_exception", None),
+        ]
         if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
             raise CompilerMissingError(str(error).splitlines()[0]) from error
         raise
@@ -341,7 +366,11 @@ def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str
     parts = module_from_param_with_module_name(name), user_param_name(name)
     settings, clips = optim.pt_optim_args, optim.pt_clip_args
     if callable(settings):
-        settings = settings(normalize_param_name(name)) if optim.pt_optim_args_argc == 1 else settings(*parts)
+        settings = (
+            settings(normalize_param_name(name))
+            if optim.pt_optim_args_argc == 1
+            else settings(*parts)
+        )
     return settings, dict(clips(*parts) if callable(clips) else clips)
 
 

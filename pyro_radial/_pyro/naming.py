@@ -16,8 +16,6 @@ from pyro.nn import PyroModule
 
 from pyro_radial._pyro.compat import adopt, forget_stored, stored_name
 
-__all__ = ["UniquelyNamed", "rename_tree", "unique_name"]
-
 COUNTER = re.compile(r"_\d+$")
 _instances: dict[str, Iterator[int]] = {}
 
@@ -106,7 +104,9 @@ def _warn_of_strangers(name: str) -> None:
     # Lists made in one step, because another thread may make a module meanwhile.
     living = {own, *(_root(owner.key) for owner in _owners.valuerefs())}
     roots = {_root(stored) for stored in tuple(pyro.get_param_store().keys())}
-    strangers = sorted(root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", own))
+    strangers = sorted(
+        root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", own)
+    )
     if strangers:
         warnings.warn(
             f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {own} does not read: such names "

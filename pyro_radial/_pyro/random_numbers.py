@@ -17,8 +17,6 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import forget_handlers
 
-__all__ = ["TorchNoise", "one_at_a_time", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
-
 _turn = threading.RLock()
 _forks = threading.local()
 # A turn can last, and its thread can wait for the fork.
@@ -58,7 +56,10 @@ def _after_fork(in_child: bool) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    after = {"after_in_parent": partial(_after_fork, False), "after_in_child": partial(_after_fork, True)}
+    after = {
+        "after_in_parent": partial(_after_fork, False),
+        "after_in_child": partial(_after_fork, True),
+    }
     os.register_at_fork(before=_before_fork, **after)
 
 
@@ -91,7 +92,10 @@ class TorchNoise(NamedTuple):
     @classmethod
     def now(cls) -> "TorchNoise":
         """The current state."""
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+        return cls(
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        )
 
     def restore(self) -> None:
         """Restore the generators to this state."""

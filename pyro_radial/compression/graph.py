@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types
 
-__all__ = ["IndexSelect", "Layer", "WeightLayer", "count_flops", "count_weights", "is_sequential", "read_chain"]
-
 WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -28,9 +26,38 @@ POOLS = (
     *(nn.LPPool1d, nn.LPPool2d, nn.LPPool3d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
 )
 ELEMENTWISE = (
-    *(nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.PReLU),
-    *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink),
-    *(nn.Hardsigmoid, nn.Hardtanh, nn.Hardswish, nn.Threshold, nn.Identity, nn.Dropout, nn.AlphaDropout),
+    *(
+        nn.ELU,
+        nn.CELU,
+        nn.SELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.RReLU,
+        nn.PReLU,
+    ),
+    *(
+        nn.Sigmoid,
+        nn.LogSigmoid,
+        nn.Tanh,
+        nn.Softplus,
+        nn.Softsign,
+        nn.Tanhshrink,
+        nn.Softshrink,
+        nn.Hardshrink,
+    ),
+    *(
+        nn.Hardsigmoid,
+        nn.Hardtanh,
+        nn.Hardswish,
+        nn.Threshold,
+        nn.Identity,
+        nn.Dropout,
+        nn.AlphaDropout,
+    ),
     *(nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout),
 )
 # They mix units, which is harmless only where none is cut: before the first layer and after the last.
@@ -69,7 +96,9 @@ class Layer:
     num_before: int  # units of the layer before, or of the network's own inputs
     positions: int  # positions of each of these units; above one only after a flatten
     sources: Tensor
-    carried: tuple[tuple[str, nn.Module, int], ...]  # modules to cut along with these units: name, module, positions
+    carried: tuple[
+        tuple[str, nn.Module, int], ...
+    ]  # modules to cut along with these units: name, module, positions
 
     @property
     def owners(self) -> Tensor:
@@ -94,7 +123,9 @@ def read_chain(net: nn.Module) -> list[Layer]:
             between.append((name, module))
     _refuse_selects(between)
     if not layers:
-        raise ValueError(f"net must hold a linear layer or a convolution, got {type(net).__name__} without one")
+        raise ValueError(
+            f"net must hold a linear layer or a convolution, got {type(net).__name__} without one"
+        )
     return layers
 
 
@@ -157,14 +188,18 @@ def _leaves(net: nn.Module) -> list[tuple[str, nn.Module]]:
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if is_sequential(module):
             if own:
-                raise ValueError(f"net must hold tensors in known layers only, got {type(module).__name__} at {name!r}")
+                raise ValueError(
+                    f"net must hold tensors in known layers only, got {type(module).__name__} at {name!r}"
+                )
             continue
         _check_known(name, module)
         _check_options(name, module)
         for tensor in own:
             owner = owners.setdefault(id(tensor), name)
             if owner != name:
-                raise ValueError(f"net must have no shared tensors, got one in {owner!r} and {name!r}")
+                raise ValueError(
+                    f"net must have no shared tensors, got one in {owner!r} and {name!r}"
+                )
         leaves.append((name, module))
     return leaves
 
@@ -184,22 +219,32 @@ def _check_known(name: str, module: nn.Module) -> None:
 def _check_options(name: str, module: nn.Module) -> None:
     """Raise a ValueError for options of known modules that a cut does not support."""
     if getattr(module, "groups", 1) != 1:
-        raise ValueError(f"net must have groups=1 in the {type(module).__name__} {name!r}, got {module.groups}")
+        raise ValueError(
+            f"net must have groups=1 in the {type(module).__name__} {name!r}, got {module.groups}"
+        )
     if getattr(module, "return_indices", False):
-        raise ValueError(f"net must have return_indices=False in the {type(module).__name__} {name!r}, got True")
+        raise ValueError(
+            f"net must have return_indices=False in the {type(module).__name__} {name!r}, got True"
+        )
     # Weight norms and masks of torch.nn.utils recompute the weight from other tensors, so cutting it would do nothing.
     odd = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
     if isinstance(module, LAYERS) and odd:
-        raise ValueError(f"net must have a plain parameter as the weight of {name!r}, got one made of {sorted(odd)}")
+        raise ValueError(
+            f"net must have a plain parameter as the weight of {name!r}, got one made of {sorted(odd)}"
+        )
 
 
-def _read_layer(name: str, module: WeightLayer, before: Layer | None, between: list[tuple[str, nn.Module]]) -> Layer:
+def _read_layer(
+    name: str, module: WeightLayer, before: Layer | None, between: list[tuple[str, nn.Module]]
+) -> Layer:
     num_inputs = module.weight.shape[1]
     size, sources = num_inputs, torch.arange(num_inputs, device="cpu")
     if between and isinstance(select := between[-1][1], IndexSelect):
         size, sources = select.size, select.index
         if len(sources) != num_inputs or select.dim != 1 - module.weight.ndim:
-            raise ValueError(f"net must have inputs of {name!r} that fit, {module}, got {between[-1][0]!r}, {select}")
+            raise ValueError(
+                f"net must have inputs of {name!r} that fit, {module}, got {between[-1][0]!r}, {select}"
+            )
         between = between[:-1]
     _refuse_selects(between)
     if before is None:
@@ -208,7 +253,12 @@ def _read_layer(name: str, module: WeightLayer, before: Layer | None, between: l
 
 
 def _link(
-    name: str, module: WeightLayer, before: Layer, size: int, sources: Tensor, between: list[tuple[str, nn.Module]]
+    name: str,
+    module: WeightLayer,
+    before: Layer,
+    size: int,
+    sources: Tensor,
+    between: list[tuple[str, nn.Module]],
 ) -> Layer:
     """Follow the units of ``before`` through the modules between to the inputs of ``module``."""
     num_units = before.module.weight.shape[0]
@@ -217,10 +267,14 @@ def _link(
     norms = []
     for inner, other in between:
         if isinstance(other, AT_THE_ENDS) or (isinstance(other, POOLS) and not maps):
-            raise ValueError(f"net must not mix the units of {before.name!r}, got {inner!r}, {other}")
+            raise ValueError(
+                f"net must not mix the units of {before.name!r}, got {inner!r}, {other}"
+            )
         if isinstance(other, nn.Flatten):
             if (other.start_dim, other.end_dim) != (1, -1):
-                raise ValueError(f"net must flatten with start_dim=1 and end_dim=-1, got {inner!r}, {other}")
+                raise ValueError(
+                    f"net must flatten with start_dim=1 and end_dim=-1, got {inner!r}, {other}"
+                )
             flattened, maps = flattened or maps, False
         elif isinstance(other, NORMS) or (isinstance(other, nn.PReLU) and other.num_parameters > 1):
             norms.append((inner, other, flattened))
@@ -229,18 +283,24 @@ def _link(
         raise ValueError(f"net must have {needed} between {before.name!r} and {name!r}, got none")
     positions = size // num_units
     if size % num_units or (positions > 1 and not flattened):
-        raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {name!r}, got {size} inputs")
+        raise ValueError(
+            f"net must fit the {num_units} units of {before.name!r} at {name!r}, got {size} inputs"
+        )
     carried = []
     for inner, other, after_flatten in norms:
         of_unit = positions if after_flatten else 1
         width = other.num_parameters if isinstance(other, nn.PReLU) else other.num_features
         carried.append((inner, other, of_unit))
         if width != num_units * of_unit:
-            raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {inner!r}, got {other}")
+            raise ValueError(
+                f"net must fit the {num_units} units of {before.name!r} at {inner!r}, got {other}"
+            )
     return Layer(name, module, before, num_units, positions, sources, tuple(carried))
 
 
 def _refuse_selects(between: list[tuple[str, nn.Module]]) -> None:
     for name, module in between:
         if isinstance(module, IndexSelect):
-            raise ValueError(f"net must have a layer directly after an IndexSelect, got none after {name!r}, {module}")
+            raise ValueError(
+                f"net must have a layer directly after an IndexSelect, got none after {name!r}, {module}"
+            )

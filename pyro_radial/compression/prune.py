@@ -30,8 +30,6 @@ from pyro_radial.nn.likelihoods import Categorical, Likelihood
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import SupervisedModel
 
-__all__ = ["CutRecord", "Pruned", "evaluate_cut", "mean_network", "nested_cuts", "prune"]
-
 ROWS = 1_000  # evaluated at a time
 
 
@@ -67,7 +65,9 @@ class Pruned:
 
 
 @torch.no_grad()
-def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: float, *, num_cuts: int = 50) -> Pruned:
+def prune(
+    model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: float, *, num_cuts: int = 50
+) -> Pruned:
     """Remove the units that matter least under the posterior, as long as the validation error allows it.
 
     This starts from :func:`mean_network` and cuts units in the order of :func:`unit_scores`, once by the scores
@@ -108,14 +108,20 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
     scores = unit_scores(guide)
     net = _chain(mean_network(bnn, guide))
     # Both orders start with the whole network.
-    cuts = nested_cuts(scores, num_cuts, per_layer=False) + nested_cuts(scores, num_cuts, per_layer=True)[1:]
+    cuts = (
+        nested_cuts(scores, num_cuts, per_layer=False)
+        + nested_cuts(scores, num_cuts, per_layer=True)[1:]
+    )
     with warnings.catch_warnings():
         # At the end of a path, layers that would be left without units keep one.
         warnings.filterwarnings("ignore", message=".* would be cut", category=UserWarning)
         measure = partial(_percent_wrong, rows=rows, likelihood=model.likelihood)
         path = [evaluate_cut(net, cut, measure, example.shape[1:], scores) for cut in cuts]
     allowed = path[0].loss + tolerance + 1e-9
-    best = min((record for record in path if record.loss <= allowed), key=lambda record: (record.weights, record.flops))
+    best = min(
+        (record for record in path if record.loss <= allowed),
+        key=lambda record: (record.weights, record.flops),
+    )
     small = cut_network(net, best.cut)
     measure(small)  # for its batch norms
     return Pruned(small.train(model.training), best, path)
@@ -168,7 +174,9 @@ def nested_cuts(scores: Scores, num_cuts: int, *, per_layer: bool) -> list[Cut]:
     inputs = {layer: _ranks(values, everything) for layer, values in inputs.items()}
     ranks = torch.cat([*outputs.values(), *inputs.values()])
     levels = torch.cat([ranks.new_tensor([-1.0]), ranks[ranks < math.inf].unique()])
-    chosen = torch.linspace(0, len(levels) - 1, min(num_cuts, len(levels)), device="cpu").round().long()
+    chosen = (
+        torch.linspace(0, len(levels) - 1, min(num_cuts, len(levels)), device="cpu").round().long()
+    )
     cuts = []
     for level in levels[chosen]:
         kept_outputs = {layer: values > level for layer, values in outputs.items()}
@@ -196,7 +204,11 @@ def _network_of(model: object) -> BayesianModule:
     bnn = getattr(model, "bnn", None)
     likelihood = getattr(model, "likelihood", None)
     is_classifier = isinstance(likelihood, Categorical) and likelihood.event_dim == 1
-    if not isinstance(model, SupervisedModel) or not isinstance(bnn, BayesianModule) or not is_classifier:
+    if (
+        not isinstance(model, SupervisedModel)
+        or not isinstance(bnn, BayesianModule)
+        or not is_classifier
+    ):
         raise ValueError(
             "model must be a SupervisedModel around a BayesianModule, with the likelihood Categorical for one label "
             f"for each row, got {type(model).__name__} with {type(likelihood).__name__}"

@@ -21,8 +21,6 @@ from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.nn.priors.radial_directional import Side, TensorSites
 
-__all__ = ["Cut", "Scores", "check_guide", "unit_scores"]
-
 _SIDES: dict[str, Side] = {"outputs": "row", "inputs": "column"}
 
 
@@ -49,7 +47,9 @@ class Cut:
             for layer, mask in masks.items():
                 check_types(Tensor, **{f"{side}[{layer!r}]": mask})
                 if mask.dtype != torch.bool or mask.ndim != 1:
-                    raise ValueError(f"{side}[{layer!r}] must be a boolean vector, got {mask.dtype}, {[*mask.shape]}")
+                    raise ValueError(
+                        f"{side}[{layer!r}] must be a boolean vector, got {mask.dtype}, {[*mask.shape]}"
+                    )
 
     def __repr__(self) -> str:
         return f"Cut(outputs={_counts(self.outputs)}, inputs={_counts(self.inputs)})"
@@ -76,9 +76,13 @@ class Scores:
                 check_types(Tensor, **{f"{side}[{layer!r}]": values})
                 name, got = f"{side}[{layer!r}]", f"{values.dtype}, {[*values.shape]}"
                 if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
-                    raise ValueError(f"{name} must be a vector of one floating point number per unit, got {got}")
+                    raise ValueError(
+                        f"{name} must be a vector of one floating point number per unit, got {got}"
+                    )
                 if not (values < torch.inf).all():
-                    raise ValueError(f"{name} must be less than infinity, and not NaN, got {float(values.max())}")
+                    raise ValueError(
+                        f"{name} must be less than infinity, and not NaN, got {float(values.max())}"
+                    )
         if not (self.outputs or self.inputs):
             raise ValueError("outputs or inputs must hold scores, got none")
 
@@ -86,7 +90,9 @@ class Scores:
 def check_guide(guide: object) -> None:
     """Raise a ValueError unless this is a guide of the library."""
     if not isinstance(guide, AutoPerSite):
-        raise ValueError(f"guide must be a guide of this library, such as AutoRadial, got {type(guide).__name__}")
+        raise ValueError(
+            f"guide must be a guide of this library, such as AutoRadial, got {type(guide).__name__}"
+        )
 
 
 @torch.no_grad()
@@ -134,7 +140,11 @@ def unit_scores(guide: AutoPerSite) -> Scores:
         sites = TensorSites(name)
         directional = sites.global_radius.gamma in posterior
         for units, side in _SIDES.items():
-            values = _directional(posterior, sites, side) if directional else _ratio(posterior[name], side)
+            values = (
+                _directional(posterior, sites, side)
+                if directional
+                else _ratio(posterior[name], side)
+            )
             if values is not None:
                 scores[units][name.removesuffix(".weight")] = values
     scores["outputs"].pop(names[-1].removesuffix(".weight"), None)
@@ -156,7 +166,9 @@ def _weight_tensors(posterior: dict[str, Distribution]) -> Iterator[str]:
             yield site
 
 
-def _directional(posterior: dict[str, Distribution], sites: TensorSites, side: Side) -> Tensor | None:
+def _directional(
+    posterior: dict[str, Distribution], sites: TensorSites, side: Side
+) -> Tensor | None:
     if sites.direction(side) not in posterior:
         return None
     radius = sites.local_radius(side)

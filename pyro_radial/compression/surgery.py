@@ -17,9 +17,14 @@ from pyro_radial._pyro.checks import check_types
 from pyro_radial.compression.graph import IndexSelect, Layer, is_sequential, read_chain
 from pyro_radial.compression.scores import Cut, Scores
 
-__all__ = ["complete_cut", "cut_network"]
-
-SIZES = {"out_features", "in_features", "out_channels", "in_channels", "num_features", "num_parameters"}
+SIZES = {
+    "out_features",
+    "in_features",
+    "out_channels",
+    "in_channels",
+    "num_features",
+    "num_parameters",
+}
 
 
 def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> Cut:
@@ -37,7 +42,9 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
     outputs = {layer.name: _mask(cut.outputs, layer, 0) for layer in layers}
     inputs = {layer.name: _mask(cut.inputs, layer, 1) for layer in layers}
     if not outputs[layers[-1].name].all():
-        raise ValueError(f"cut.outputs[{layers[-1].name!r}] must keep all outputs of the network, got some cut")
+        raise ValueError(
+            f"cut.outputs[{layers[-1].name!r}] must keep all outputs of the network, got some cut"
+        )
     for layer in layers:
         owners = layer.owners.cpu()
         units = _units_before(layer, outputs)
@@ -81,7 +88,9 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
     smaller: dict[str, nn.Module] = {}
     selects: dict[str, IndexSelect] = {}
     for layer in read_chain(net):
-        smaller[layer.name] = _cut_module(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
+        smaller[layer.name] = _cut_module(
+            layer.module, whole.outputs[layer.name], whole.inputs[layer.name]
+        )
         units = _units_before(layer, whole.outputs)
         for name, module, positions in layer.carried:
             smaller[name] = _cut_module(module, units.repeat_interleave(positions))
@@ -109,7 +118,9 @@ def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None
             if name not in sizes:
                 raise ValueError(f"{argument} must be of the layers {[*sizes]}, got {name!r}")
             if len(value) != sizes[name][side]:
-                raise ValueError(f"{argument}[{name!r}] must be of {sizes[name][side]} units, got {len(value)}")
+                raise ValueError(
+                    f"{argument}[{name!r}] must be of {sizes[name][side]} units, got {len(value)}"
+                )
 
 
 def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
@@ -119,7 +130,11 @@ def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
 
 def _units_before(layer: Layer, outputs: Mapping[str, Tensor]) -> Tensor:
     """Which units of the layer before are kept; the network's own inputs arrive whether they are used or not."""
-    return outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool, device="cpu")
+    return (
+        outputs[layer.before.name]
+        if layer.before
+        else torch.ones(layer.num_before, dtype=torch.bool, device="cpu")
+    )
 
 
 def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:
@@ -169,7 +184,10 @@ def _part(tensor: Tensor, dim: int, kept: Tensor) -> Tensor:
 
 
 def _rebuild(
-    net: nn.Module, prefix: str, smaller: Mapping[str, nn.Module], selects: Mapping[str, IndexSelect]
+    net: nn.Module,
+    prefix: str,
+    smaller: Mapping[str, nn.Module],
+    selects: Mapping[str, IndexSelect],
 ) -> nn.Sequential:
     children: OrderedDict[str, nn.Module] = OrderedDict()
     # named_children would leave out the second place of an activation that stands in two.

@@ -16,8 +16,6 @@ from pyro_radial._pyro.checks import check_types, positive_count, positive_float
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.data import Rows, check_inputs, num_rows, take
 
-__all__ = ["Coreset", "KeptRows", "random_coreset", "split_coreset"]
-
 USES = ("labels", "functions")
 INPUTS = ("kept", "current")
 
@@ -36,23 +34,40 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     random_seed("seed", seed, bits=64)
     if positive_count("size", size) >= len(x):
         raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
-    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")[:size].sort().values
+    return (
+        torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")[:size]
+        .sort()
+        .values
+    )
 
 
 def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     """Return the rows of ``index`` in its order, and the other rows in their order."""
     size = len(Rows(data, "data"))
-    if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise ValueError(f"index must be integers of shape [M], got {index.dtype} {list(index.shape)}")
+    if (
+        index.ndim != 1
+        or index.is_floating_point()
+        or index.is_complex()
+        or index.dtype == torch.bool
+    ):
+        raise ValueError(
+            f"index must be integers of shape [M], got {index.dtype} {list(index.shape)}"
+        )
     if not 0 < len(index) < size:
         raise ValueError(f"index must hold from 1 to {size - 1} of {size} rows, got {len(index)}")
     if int(index.min()) < 0 or int(index.max()) >= size:
-        raise ValueError(f"index must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
+        raise ValueError(
+            f"index must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}"
+        )
     if len(different := index.unique()) != len(index):
-        raise ValueError(f"index must not hold a row twice, got {len(index)} with {len(different)} different rows")
+        raise ValueError(
+            f"index must not hold a row twice, got {len(index)} with {len(different)} different rows"
+        )
     index = index.long().cpu()
     x, y = data
-    rest = torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False).nonzero()[:, 0]
+    rest = (
+        torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False).nonzero()[:, 0]
+    )
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
 
 
@@ -106,7 +121,9 @@ class Coreset:
         if self.use not in USES:
             raise ValueError(f"use must be one of {USES}, got {self.use!r}")
         if self.inputs not in (allowed := INPUTS if self.use == "functions" else INPUTS[:1]):
-            raise ValueError(f"inputs must be one of {allowed} with use={self.use!r}, got {self.inputs!r}")
+            raise ValueError(
+                f"inputs must be one of {allowed} with use={self.use!r}, got {self.inputs!r}"
+            )
         if self.use == "labels":
             for name in ("weight", "max_points"):
                 if (value := getattr(self, name)) is not None:
@@ -117,7 +134,10 @@ class Coreset:
                 "fit_options must be left out with use='functions', because functions are held while later tasks are "
                 f"trained, got {sorted(self.fit_options)}"
             )
-        for name, check, default in (("weight", positive_float, 10.0), ("max_points", positive_count, 200)):
+        for name, check, default in (
+            ("weight", positive_float, 10.0),
+            ("max_points", positive_count, 200),
+        ):
             value = getattr(self, name)
             object.__setattr__(self, name, check(name, default if value is None else value))
 
@@ -142,9 +162,15 @@ class KeptRows:
     def rest(self, number: int) -> Pair:
         """Choose what to keep of a task, and return the rows to learn from."""
         task = self._stream[number]
-        x, y, rest = (None, None, task.train) if self.coreset.inputs == "current" else self._chosen(task)
-        classes = frozenset(() if task.train[1].is_floating_point() else task.train[1].unique().tolist())
-        self._kept[number] = _Kept(task.head, x, y if self.coreset.use == "labels" else None, classes)
+        x, y, rest = (
+            (None, None, task.train) if self.coreset.inputs == "current" else self._chosen(task)
+        )
+        classes = frozenset(
+            () if task.train[1].is_floating_point() else task.train[1].unique().tolist()
+        )
+        self._kept[number] = _Kept(
+            task.head, x, y if self.coreset.use == "labels" else None, classes
+        )
         return rest
 
     def _chosen(self, task: Task) -> tuple[Tensor, Tensor | None, Pair]:
@@ -159,7 +185,11 @@ class KeptRows:
         if self.coreset.use == "labels" or not chosen.is_floating_point():
             kept, rest = split_coreset(task.train, chosen)
             return *kept, rest
-        if len(chosen) != size or chosen.shape[1:] != x.shape[1:] or not bool(chosen.isfinite().all()):
+        if (
+            len(chosen) != size
+            or chosen.shape[1:] != x.shape[1:]
+            or not bool(chosen.isfinite().all())
+        ):
             raise ValueError(
                 f"choose must return {size} indices or finite inputs of shape {list(x.shape[1:])} for task "
                 f"{task.name!r}, got {list(chosen.shape)}"
@@ -191,7 +221,11 @@ class KeptRows:
 
     def new_classes(self, number: int) -> list[int]:
         """Return the classes of a task that no earlier task under its head had, if there was one."""
-        before = [kept.classes for kept in map(self._of, range(number)) if kept.head == self._stream[number].head]
+        before = [
+            kept.classes
+            for kept in map(self._of, range(number))
+            if kept.head == self._stream[number].head
+        ]
         return sorted(self._of(number).classes.difference(*before)) if before else []
 
     def _of(self, number: int) -> _Kept:

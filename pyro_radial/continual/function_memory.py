@@ -20,8 +20,6 @@ from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.nn.multi_head import under_head
 
-__all__ = ["FunctionChainELBO", "FunctionMemory"]
-
 # Rows whose moments are computed at a time.
 ROWS = 512
 
@@ -40,7 +38,9 @@ class FunctionMemory(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> "FunctionMemory":
+    def of(
+        cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0
+    ) -> "FunctionMemory":
         """Compute the function values of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
         With room for ``capacity`` rows, shapes stay the same from task to task, and so does a compiled graph.
@@ -50,7 +50,9 @@ class FunctionMemory(NamedTuple):
         moments = [process.marginals(rows) for rows in x.split(ROWS)]
         mean, variance = (torch.cat(parts) for parts in zip(*moments, strict=True))
         free = max(0, capacity - len(x))
-        x, mean, variance = (torch.cat([t, t.new_zeros(free, *t.shape[1:])]) for t in (x, mean, variance))
+        x, mean, variance = (
+            torch.cat([t, t.new_zeros(free, *t.shape[1:])]) for t in (x, mean, variance)
+        )
         return cls(head, x, mean, variance, len(x) - free)
 
     def at(self, rows: Any) -> "FunctionMemory":
@@ -100,7 +102,9 @@ class FunctionChainELBO(TermsELBO):
         for place, memory in enumerate(self.kept):
             if not bool((memory.variance >= 0).all()):
                 least = float(memory.variance.min())
-                raise ValueError(f"kept[{place}] must have variances of at least zero, got {least:.3g}")
+                raise ValueError(
+                    f"kept[{place}] must have variances of at least zero, got {least:.3g}"
+                )
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.max_points = positive_count("max_points", max_points)
         # The number of inputs of each, as tensors that a graph can read.
@@ -110,7 +114,9 @@ class FunctionChainELBO(TermsELBO):
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The divergence of the functions, times the particles that all terms sum over, and the KLs of the weights."""
         if len(self.kept) > 1 and is_capturing():
-            raise RuntimeError("the heads of kept functions take turns, which a graph cannot record")
+            raise RuntimeError(
+                "the heads of kept functions take turns, which a graph cannot record"
+            )
         turn = run.step % len(self.kept)
         kept, number = self.kept[turn], self._numbers[turn]
         drawn = self._drawn(kept, number)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["AccuracyMatrix"]
-
 
 @dataclass(frozen=True, eq=False)
 class AccuracyMatrix:
@@ -125,11 +123,15 @@ class AccuracyMatrix:
 
     def _need_two_tasks(self, measure: str) -> None:
         if len(self.names) < 2:
-            raise ValueError(f"{measure}: names must hold at least two tasks, got {len(self.names)}")
+            raise ValueError(
+                f"{measure}: names must hold at least two tasks, got {len(self.names)}"
+            )
         self._need_rows(0)
 
     def _need_rows(self, first: int) -> None:
         """Refuse a matrix where this row or a later one is not measured."""
         for i in range(first, len(self.names)):
             if self.values[i].isnan().all():
-                raise ValueError(f"values: row {i}, after learning {self.names[i]!r}, must be measured, got NaN")
+                raise ValueError(
+                    f"values: row {i}, after learning {self.names[i]!r}, must be measured, got NaN"
+                )

@@ -14,7 +14,13 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoGuideList, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoGuide,
+    AutoGuideList,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from pyro.nn import PyroModule
 from torch import nn
 from torch.distributions import biject_to
@@ -39,8 +45,6 @@ from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import find_network
 from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
-
-__all__ = ["PriorChain", "posterior_of"]
 
 FORMS = ("normal", "exact")
 
@@ -102,7 +106,10 @@ class PriorChain(UnderPriors):
     """
 
     def __init__(
-        self, model: Callable[..., Any], form: Literal["normal", "exact"] = "normal", weight: float = 1.0
+        self,
+        model: Callable[..., Any],
+        form: Literal["normal", "exact"] = "normal",
+        weight: float = 1.0,
     ) -> None:
         super().__init__(model)
         if not callable(model) or is_guide(model):
@@ -133,9 +140,15 @@ class PriorChain(UnderPriors):
 
     def model_state(self) -> dict[str, Any]:
         """Return the model's own part of ``state_dict()``, which has the same shapes after each task."""
-        return {name: value for name, value in self.state_dict().items() if not name.startswith("chained.")}
+        return {
+            name: value
+            for name, value in self.state_dict().items()
+            if not name.startswith("chained.")
+        }
 
-    def guide(self, guide_type: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any) -> Any:
+    def guide(
+        self, guide_type: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any
+    ) -> Any:
         """Make a guide of this chain that starts at the chained prior.
 
         :param guide_type: a guide class such as :class:`~pyro_radial.AutoRadial` or another function of a model.
@@ -146,11 +159,18 @@ class PriorChain(UnderPriors):
         """
         check_flag("reset_scales", reset_scales)
         if not callable(guide_type) or isinstance(guide_type, nn.Module):
-            raise ValueError(f"guide_type must be a guide class or a function of a model, got {guide_type!r}")
+            raise ValueError(
+                f"guide_type must be a guide class or a function of a model, got {guide_type!r}"
+            )
         start = self.prior
-        takes_init = isinstance(guide_type, type) and "init_loc_fn" in inspect.signature(guide_type).parameters
+        takes_init = (
+            isinstance(guide_type, type)
+            and "init_loc_fn" in inspect.signature(guide_type).parameters
+        )
         if start and takes_init and not hasattr(guide_type, "start_at"):
-            kwargs.setdefault("init_loc_fn", partial(_init_to_distributions, start, init_to_network))
+            kwargs.setdefault(
+                "init_loc_fn", partial(_init_to_distributions, start, init_to_network)
+            )
         guide = guide_type(self, **kwargs)
         check_types(Callable, **{"guide_type(chain)": guide})
         if isinstance(guide, PyroModule) and not isinstance(guide, UniquelyNamed):
@@ -186,19 +206,35 @@ class PriorChain(UnderPriors):
         points = [name for part in _own_parts(guide) for name in part.point_sites()]
         posterior = posterior_of(guide)
         excluded = set(_matched(exclude, posterior))
-        of_rows = [name for name in posterior if name not in excluded and self._is_of_rows(_site(guide, name))]
+        of_rows = [
+            name
+            for name in posterior
+            if name not in excluded and self._is_of_rows(_site(guide, name))
+        ]
         left_out = {*points, *of_rows, *excluded}
-        posterior = {name: distribution for name, distribution in posterior.items() if name not in left_out}
+        posterior = {
+            name: distribution for name, distribution in posterior.items() if name not in left_out
+        }
         if not posterior:
-            raise ValueError("guide must have a site that is neither excluded nor a point estimate, got none")
+            raise ValueError(
+                "guide must have a site that is neither excluded nor a point estimate, got none"
+            )
         network = find_network(self.model)
         plain = network is not None and network.bnn.has_plain_sites
         if network is not None and plain and (wrong := set(posterior) - network.sites):
-            raise ValueError(f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}")
-        self.chained.update({name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()})
+            raise ValueError(
+                f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}"
+            )
+        self.chained.update(
+            {name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()}
+        )
         self._compared.clear()
         self._given |= posterior.keys() if isinstance(guide, Mapping) and not plain else set()
-        joint = [part for part in _parts(guide) if _is_normal(part) and isinstance(part, AutoMultivariateNormal)]
+        joint = [
+            part
+            for part in _parts(guide)
+            if _is_normal(part) and isinstance(part, AutoMultivariateNormal)
+        ]
         if self.form == "exact" and any(len(list(_normals(part))) > 1 for part in joint):
             warnings.warn(
                 "the guide has correlations between sites, which the prior of each site cannot keep; put these sites "
@@ -227,7 +263,9 @@ class PriorChain(UnderPriors):
     def _stored(self, name: str, distribution: Any, site: Any) -> StoredDistribution:
         """A copy of a posterior in the chain's form, or a ValueError that names the site."""
         if not isinstance(distribution, TorchDistributionMixin):
-            raise ValueError(f"site '{name}' must have a Pyro distribution, got {type(distribution).__name__}")
+            raise ValueError(
+                f"site '{name}' must have a Pyro distribution, got {type(distribution).__name__}"
+            )
         if isinstance(leaf(distribution), Delta):
             raise ValueError(
                 f"the posterior of site '{name}' is a point, which as a prior gives zero density to everything else; "
@@ -236,7 +274,9 @@ class PriorChain(UnderPriors):
         try:
             prior = distribution if self.form == "exact" else moment_matched(distribution)
         except ValueError as error:
-            raise ValueError(f"site '{name}': {error}; PriorChain(form='exact') takes it as it is") from error
+            raise ValueError(
+                f"site '{name}': {error}; PriorChain(form='exact') takes it as it is"
+            ) from error
         try:
             if self.weight != 1.0 and name in (before := self.prior):
                 prior = map_leaf(partial(_weighted, before[name], self.weight), prior)
@@ -247,7 +287,9 @@ class PriorChain(UnderPriors):
             check_prior(name, stored.distribution, site["fn"])
         return stored
 
-    def _load_from_state_dict(self, state_dict: object, prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: object, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         # Loaded priors have not been compared with their sites yet.
         self._compared.clear()
         self._given.clear()
@@ -258,7 +300,9 @@ def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
     """A normal posterior, also under transforms, with the gain of its precision over a prior multiplied."""
     prior = leaf(pull_back(prior, elementary(getattr(posterior, "transforms", ()))))
     if type(posterior) in TRANSFORMED:
-        return with_base(posterior, map_leaf(partial(_weighted, prior, weight), posterior.base_dist))
+        return with_base(
+            posterior, map_leaf(partial(_weighted, prior, weight), posterior.base_dist)
+        )
     if not isinstance(prior, dist.Normal | dist.LogNormal):
         raise ValueError(
             f"weight must be 1.0 unless priors are normal under the posterior's transforms, got {weight}",
@@ -269,7 +313,9 @@ def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
 
 
 def _init_to_distributions(
-    distributions: Mapping[str, Any], fallback: Callable[..., Any], site: Mapping[str, Any] | None = None
+    distributions: Mapping[str, Any],
+    fallback: Callable[..., Any],
+    site: Mapping[str, Any] | None = None,
 ) -> Any:
     """A Pyro init function: the mean of a site's distribution in unconstrained space, or the fallback."""
     if site is None:
@@ -284,7 +330,9 @@ def _init_to_distributions(
 
 def _parts(guide: object) -> list[Any]:
     """The guides in a list of guides, or the guide itself."""
-    return [p for part in guide for p in _parts(part)] if isinstance(guide, AutoGuideList) else [guide]
+    return (
+        [p for part in guide for p in _parts(part)] if isinstance(guide, AutoGuideList) else [guide]
+    )
 
 
 def _own_parts(guide: object) -> list[Any]:
@@ -320,7 +368,11 @@ def _scale_change(part: object) -> Mapping[str, float]:
     if not _is_normal(part):
         return {}
     stddevs = {name: moments(normal).stddev for name, _, normal in _normals(part)}
-    ratios = {name: stddev.double() / initial_scale(part) for name, stddev in stddevs.items() if stddev is not None}
+    ratios = {
+        name: stddev.double() / initial_scale(part)
+        for name, stddev in stddevs.items()
+        if stddev is not None
+    }
     return {name: float(ratio.log().square().mean().sqrt()) for name, ratio in ratios.items()}
 
 
@@ -357,7 +409,9 @@ def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
     batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
     loc = joint.mean[own].clone()
     if not isinstance(joint, dist.MultivariateNormal) or event_dim == 0:
-        return dist.Normal(loc.view(shape), joint.stddev[own].clone().view(shape)).to_event(event_dim)
+        return dist.Normal(loc.view(shape), joint.stddev[own].clone().view(shape)).to_event(
+            event_dim
+        )
     rows = joint.scale_tril[own].view(*batch, event.numel(), -1)
     # The covariance is rows @ rows.T; its factor by orthogonal transformations loses no digits.
     factor = torch.linalg.qr(rows.mT, mode="r").R.mT
@@ -369,13 +423,19 @@ def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
 
 def _on_support(site: Any, normal: Any) -> Any:
     support = site["fn"].support
-    return normal if is_real(support) else Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
+    return (
+        normal
+        if is_real(support)
+        else Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
+    )
 
 
 def _site(guide: object, name: str) -> Any:
     """The model's site of that name, if the guide knows it."""
     traces = (getattr(part, "prototype_trace", None) for part in _parts(guide))
-    return next((trace.nodes[name] for trace in traces if trace is not None and name in trace.nodes), None)
+    return next(
+        (trace.nodes[name] for trace in traces if trace is not None and name in trace.nodes), None
+    )
 
 
 def _check_trained(guide: object) -> None:
@@ -406,5 +466,7 @@ def _matched(exclude: Exclude, names: Iterable[str]) -> Iterable[str]:
         try:
             return [name for name in names if re.search(exclude, name)]
         except re.error as error:
-            raise ValueError(f"exclude must be a valid regular expression, got {exclude!r} ({error})") from error
+            raise ValueError(
+                f"exclude must be a valid regular expression, got {exclude!r} ({error})"
+            ) from error
     return [] if exclude is None else check_items(str, "exclude", exclude)

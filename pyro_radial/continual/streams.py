@@ -20,8 +20,6 @@ from pyro_radial._pyro.checks import (
 )
 from pyro_radial.infer.data import Rows
 
-__all__ = ["Pair", "Task", "TaskStream"]
-
 Pair = tuple[Tensor, Tensor]
 
 
@@ -46,7 +44,11 @@ class Task:
 
     def __post_init__(self) -> None:
         check_types(str, name=self.name)
-        for part, data in (("train", self.train), ("test", self.test), ("validation", self.validation)):
+        for part, data in (
+            ("train", self.train),
+            ("test", self.test),
+            ("validation", self.validation),
+        ):
             if data is not None or part != "validation":
                 object.__setattr__(self, part, _tensors(data, f"task {self.name!r}: {part}"))
         non_negative_integer(f"task {self.name!r}: head", self.head)
@@ -84,11 +86,15 @@ class TaskStream(Sequence[Task]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(check_items(str, "names", self.names)))
-        object.__setattr__(self, "builders", tuple(check_items(Callable, "builders", self.builders)))
+        object.__setattr__(
+            self, "builders", tuple(check_items(Callable, "builders", self.builders))
+        )
         if not self.names:
             raise ValueError("names must hold at least one task, got none")
         if len(self.names) != len(self.builders):
-            raise ValueError(f"builders must be {len(self.names)}, one per name, got {len(self.builders)}")
+            raise ValueError(
+                f"builders must be {len(self.names)}, one per name, got {len(self.builders)}"
+            )
         positive_count("num_heads", self.num_heads)
         positive_count("num_outputs", self.num_outputs)
 
@@ -105,7 +111,12 @@ class TaskStream(Sequence[Task]):
         if not check_items(Task, "tasks", tasks):
             raise ValueError("tasks must hold at least one task, got none")
         builders = tuple(partial(_returned, task) for task in tasks)
-        stream = cls(tuple(task.name for task in tasks), builders, num_heads=num_heads, num_outputs=num_outputs)
+        stream = cls(
+            tuple(task.name for task in tasks),
+            builders,
+            num_heads=num_heads,
+            num_outputs=num_outputs,
+        )
         for index in range(len(stream)):
             stream._build(index)  # They are in memory, so a wrong head need not wait for access.
         return stream
@@ -130,9 +141,13 @@ class TaskStream(Sequence[Task]):
         task = self.builders[index]()
         check_types(Task, **{f"builders[{index}]()": task})
         if task.name != self.names[index]:
-            raise ValueError(f"task {index} must be built with its name {self.names[index]!r}, got {task.name!r}")
+            raise ValueError(
+                f"task {index} must be built with its name {self.names[index]!r}, got {task.name!r}"
+            )
         if task.head >= self.num_heads:
-            raise ValueError(f"task {task.name!r}: head must be less than num_heads={self.num_heads}, got {task.head}")
+            raise ValueError(
+                f"task {task.name!r}: head must be less than num_heads={self.num_heads}, got {task.head}"
+            )
         return task
 
 
@@ -140,7 +155,9 @@ def _tensors(data: object, name: str) -> Pair:
     """The inputs and targets as tensors, or a ValueError that names the argument."""
     rows = Rows(data, name)
     if rows.dataset is not None:
-        raise ValueError(f"{name} must be a pair (x, y) of tensors, got {type(rows.dataset).__name__}")
+        raise ValueError(
+            f"{name} must be a pair (x, y) of tensors, got {type(rows.dataset).__name__}"
+        )
     return rows.tensors  # type: ignore[return-value]
 
 

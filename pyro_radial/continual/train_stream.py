@@ -43,8 +43,6 @@ from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy
 
-__all__ = ["train_stream"]
-
 PARTS = ("test", "validation")
 # The stream decides these options of fit.
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
@@ -119,11 +117,24 @@ def train_stream(
         make = "TaskStream.of(tasks, num_outputs=..., num_heads=...) makes one"
         raise ValueError(f"stream must be a TaskStream, got {got}; {make}")
     check_types(Callable, guide=guide)
-    run = _StreamRun(chain, stream, guide, coreset, measure_on, num_samples, seed, fit_options, first_task, folder)
+    run = _StreamRun(
+        chain,
+        stream,
+        guide,
+        coreset,
+        measure_on,
+        num_samples,
+        seed,
+        fit_options,
+        first_task,
+        folder,
+    )
     with run.file or nullcontext(), _unchanged_on_refusal(chain):
         done, matrix = run.begin()
         left = range(done, len(stream))
-        for number in tqdm(left, desc="tasks", initial=done, total=len(stream), disable=not progress):
+        for number in tqdm(
+            left, desc="tasks", initial=done, total=len(stream), disable=not progress
+        ):
             run.learn(number)
             matrix = matrix.with_row(number, run.accuracies(number))
             run.save(number + 1, matrix)
@@ -141,20 +152,34 @@ def _check_options(
     if measure_on not in PARTS:
         raise ValueError(f"measure_on must be one of {PARTS}, got {measure_on!r}")
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
-        raise ValueError(f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}")
+        raise ValueError(
+            f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"
+        )
     check_types(Mapping, first_task=first_task)
     check_types(Coreset | None, coreset=coreset)
     of_coreset = {} if coreset is None else coreset.fit_options
-    given = {"fit_options": fit_options, "fit_options of the coreset": of_coreset, "first_task": first_task}
+    given = {
+        "fit_options": fit_options,
+        "fit_options of the coreset": of_coreset,
+        "first_task": first_task,
+    }
     for argument, options in given.items():
         held = [name for name in RESERVED if name in options]
-        held += ["num_data"] if getattr(options.get("options"), "num_data", None) is not None else []
+        held += (
+            ["num_data"] if getattr(options.get("options"), "num_data", None) is not None else []
+        )
         if held:
             raise ValueError(f"{argument} must leave out what the stream decides, got {held}")
     loss = fit_options.get("loss")
     holds_functions = coreset is not None and coreset.use == "functions"
-    if holds_functions and loss is not None and (type(loss) is not TermsELBO or callable(loss.kl_weight)):
-        what = type(loss).__name__ + (" with a kl_weight that changes" if type(loss) is TermsELBO else "")
+    if (
+        holds_functions
+        and loss is not None
+        and (type(loss) is not TermsELBO or callable(loss.kl_weight))
+    ):
+        what = type(loss).__name__ + (
+            " with a kl_weight that changes" if type(loss) is TermsELBO else ""
+        )
         raise ValueError(
             f"loss must be a TermsELBO with a constant kl_weight if the coreset keeps functions, got {what}"
         )
@@ -196,24 +221,37 @@ class _StreamRun:
         self._measured(task)
         if self.folder is not None:
             self._data_of(number)  # While the task is in memory.
-        options = {**self.fit_options, **({} if number else self.first_task), "checkpoint": self._task_file(number)}
+        options = {
+            **self.fit_options,
+            **({} if number else self.first_task),
+            "checkpoint": self._task_file(number),
+        }
         also: list[int] = []
         if self.kept is not None and self.kept.coreset.use == "functions" and number:
-            options["loss"], heads = self._loss_with_functions(self.kept, number, options.get("loss"))
+            options["loss"], heads = self._loss_with_functions(
+                self.kept, number, options.get("loss")
+            )
             # The sites of these heads are trained too.
             also = [head for head in heads if head != task.head]
         self.chain.advance(self._train(task, rest, (number, TRAINING, 0), options, also))
 
-    def _loss_with_functions(self, kept: KeptRows, number: int, loss: Any) -> tuple[FunctionChainELBO, list[int]]:
+    def _loss_with_functions(
+        self, kept: KeptRows, number: int, loss: Any
+    ) -> tuple[FunctionChainELBO, list[int]]:
         """The loss that holds functions at kept inputs, and the heads of these."""
-        loss, coreset, device = TermsELBO() if loss is None else loss, kept.coreset, device_of(self.chain)
+        loss, coreset, device = (
+            TermsELBO() if loss is None else loss,
+            kept.coreset,
+            device_of(self.chain),
+        )
         # A single head has the inputs of all tasks but the last in the end.
         grows = self.stream.num_heads == 1 and coreset.inputs == "kept"
         capacity = coreset.size * (len(self.stream) - 1) if grows else 0
         inputs = kept.inputs_before(number)
         try:
             memories = [
-                FunctionMemory.of(self.chain, x.to(device), head, capacity=capacity) for head, x in inputs.items()
+                FunctionMemory.of(self.chain, x.to(device), head, capacity=capacity)
+                for head, x in inputs.items()
             ]
         except ValueError as error:
             raise ValueError(
@@ -223,11 +261,20 @@ class _StreamRun:
             text = f"task {self.stream.names[number]!r} has classes {new}, which no earlier task under its head had; "
             text += "the functions that the coreset holds may keep it from learning them. Give each task its own head."
             warnings.warn(text, stacklevel=4)
-        own: dict[str, Any] = {"vectorize_particles": loss.vectorize_particles, "strict_kl": loss.strict_kl}
-        own |= {"kl_weight": coreset.weight, "weight_space_kl": loss.kl_weight, "max_points": coreset.max_points}
+        own: dict[str, Any] = {
+            "vectorize_particles": loss.vectorize_particles,
+            "strict_kl": loss.strict_kl,
+        }
+        own |= {
+            "kl_weight": coreset.weight,
+            "weight_space_kl": loss.kl_weight,
+            "max_points": coreset.max_points,
+        }
         return FunctionChainELBO(memories, loss.num_particles, **own), list(inputs)
 
-    def _train(self, task: Task, data: Pair, stage: tuple[int, ...], options: Any, also: Sequence[int] = ()) -> Any:
+    def _train(
+        self, task: Task, data: Pair, stage: tuple[int, ...], options: Any, also: Sequence[int] = ()
+    ) -> Any:
         """A guide trained on data of a task, with random numbers of this stage, and with other heads besides."""
         self._use_head(task, also)
         try:
@@ -244,11 +291,15 @@ class _StreamRun:
             try:
                 use_head(self.chain, task.head, also=also)
             except ValueError as error:
-                raise ValueError(f"task {task.name!r} uses head {task.head}, but {error}") from error
+                raise ValueError(
+                    f"task {task.name!r} uses head {task.head}, but {error}"
+                ) from error
 
     def _set_seed(self, number: int, stage: int, part: int) -> int:
         """Seed the random numbers of one stage of one task, independent of what was done before."""
-        seed = int(np.random.SeedSequence([self.seed, number + 1, stage, part]).generate_state(1)[0])
+        seed = int(
+            np.random.SeedSequence([self.seed, number + 1, stage, part]).generate_state(1)[0]
+        )
         pyro.set_rng_seed(seed)
         return seed
 
@@ -265,7 +316,11 @@ class _StreamRun:
         result = []
         for number in numbers:
             own = kept.labeled(range(number, number + 1)) if kept is not None else None
-            with nullcontext(_nothing) if own is None else self._refined(own, learned, number) as guide:
+            with (
+                nullcontext(_nothing)
+                if own is None
+                else self._refined(own, learned, number) as guide
+            ):
                 result.append(self._accuracy(guide, learned, number))
         return result
 
@@ -298,14 +353,19 @@ class _StreamRun:
     def _measured(self, task: Task) -> Pair:
         data = getattr(task, self.measure_on)
         if data is None:
-            raise ValueError(f"task {task.name!r} must have {self.measure_on} data to measure on, got none")
+            raise ValueError(
+                f"task {task.name!r} must have {self.measure_on} data to measure on, got none"
+            )
         return data
 
     # Resuming.
 
     def begin(self) -> tuple[int, AccuracyMatrix]:
         """The number of tasks done and their accuracies, from the checkpoint if there is one."""
-        if self.file is not None and (state := self.file.load(device_of(self.chain), needed=SAVED)) is not None:
+        if (
+            self.file is not None
+            and (state := self.file.load(device_of(self.chain), needed=SAVED)) is not None
+        ):
             return self._resume(self.file, state)
         matrix = AccuracyMatrix.empty(self.stream.names)
         # With the chain before the first task, to begin it again.
@@ -324,7 +384,10 @@ class _StreamRun:
                 "chain": self.chain.state_dict(),
                 "model": self.chain.model_state(),
                 "described": _described_model(self.chain.model),
-                "data": {task: self._data_of(number) for number, task in enumerate(self.stream.names[:done])},
+                "data": {
+                    task: self._data_of(number)
+                    for number, task in enumerate(self.stream.names[:done])
+                },
                 "parts": states(self._loss_parts()),
             }
         )
@@ -372,7 +435,9 @@ class _StreamRun:
         if number not in self.known_data:
             task = self.stream[number]
             pairs = {"train": task.train, self.measure_on: self._measured(task)}
-            self.known_data[number] = {name: data_settings(Rows(pair, name)) for name, pair in pairs.items()}
+            self.known_data[number] = {
+                name: data_settings(Rows(pair, name)) for name, pair in pairs.items()
+            }
         return self.known_data[number]
 
     def _task_file(self, number: int) -> Path | None:
@@ -400,13 +465,20 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 def _described_model(model: object) -> dict[str, Any]:
     """The likelihoods and the networks' priors, which a chain replaces site by site."""
-    priors = [described(part.prior) for part in submodules(model) if isinstance(part, BayesianModule)]
-    return {**likelihood_settings(model), "prior": priors[0] if len(priors) == 1 else described(priors)}
+    priors = [
+        described(part.prior) for part in submodules(model) if isinstance(part, BayesianModule)
+    ]
+    return {
+        **likelihood_settings(model),
+        "prior": priors[0] if len(priors) == 1 else described(priors),
+    }
 
 
 def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in a form that can be saved and compared. A callback only watches, so its name is enough."""
     return {
-        name: getattr(value, "__qualname__", type(value).__qualname__) if name == "callback" else described(value)
+        name: getattr(value, "__qualname__", type(value).__qualname__)
+        if name == "callback"
+        else described(value)
         for name, value in sorted(options.items())
     }

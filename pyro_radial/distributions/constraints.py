@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import MixtureSameFamilyConstraint
 
-__all__ = ["finite_nonnegative", "finite_positive", "is_on_sphere", "is_real"]
-
 
 class _Finite(constraints.Constraint):
     """A half-line without infinity; torch's own constraints include it."""

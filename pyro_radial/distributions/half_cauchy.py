@@ -15,8 +15,6 @@ from torch.distributions.transforms import ExpTransform
 from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.special import check_float
 
-__all__ = ["half_cauchy_factors", "log_mode", "sqrt_product"]
-
 
 def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     r"""Return two independent distributions; the product of their variables is the square of a half-Cauchy variable.
@@ -57,7 +55,9 @@ def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
     It turns a posterior on the two factors of a half-Cauchy variable into a posterior on the variable.
     """
     check_types(LogNormal, first=first, second=second)
-    return dist.LogNormal(0.5 * (first.loc + second.loc), 0.5 * torch.hypot(first.scale, second.scale))
+    return dist.LogNormal(
+        0.5 * (first.loc + second.loc), 0.5 * torch.hypot(first.scale, second.scale)
+    )
 
 
 def log_mode(distribution: LogNormal) -> Tensor:

@@ -54,8 +54,6 @@ from pyro_radial.distributions.wrappers import (
     unmasked,
 )
 
-__all__ = ["RULES", "kl_by_cross_entropy"]
-
 
 def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     r"""Return the KL from a radial or normal distribution to one of either kind, under any nesting of wrappers.
@@ -86,7 +84,9 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", eq. 43 and 44. They leave out the last
     term, without which the KL can be negative (as they note).
     """
-    if not isinstance(leaf(q), RadialNormal | Normal) or not isinstance(leaf(p), RadialNormal | Normal):
+    if not isinstance(leaf(q), RadialNormal | Normal) or not isinstance(
+        leaf(p), RadialNormal | Normal
+    ):
         raise NotImplementedError
     kl = _with_masks(q, p)
     # If q has no batch of its own, p's may have been folded to size one.
@@ -121,7 +121,9 @@ def kl_multivariate_normal_to_normal(q: MultivariateNormal, p: Distribution) -> 
     if not isinstance(leaf(p), Normal):
         raise NotImplementedError
     own = q.scale_tril.diagonal(dim1=-2, dim2=-1)
-    return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + (q.stddev / own).log().sum(-1)
+    return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + (
+        q.stddev / own
+    ).log().sum(-1)
 
 
 def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
@@ -145,13 +147,19 @@ class _Parameters(NamedTuple):
 
     loc: Tensor
     scale: Tensor
-    radius_dim: int | None  # how many last dimensions share one radius; None for independent normal noise
+    radius_dim: (
+        int | None
+    )  # how many last dimensions share one radius; None for independent normal noise
     unit_entropy: float  # of the elements of one radius at scale one
 
     @property
     def elements_per_radius(self) -> int:
         """The factor between an element's squared scale and its variance."""
-        return 1 if self.radius_dim is None else self.loc.shape[self.loc.dim() - self.radius_dim :].numel()
+        return (
+            1
+            if self.radius_dim is None
+            else self.loc.shape[self.loc.dim() - self.radius_dim :].numel()
+        )
 
 
 def _parameters(q: Distribution) -> _Parameters:
@@ -171,7 +179,10 @@ def _with_masks(q: Distribution, p: Distribution) -> Tensor:
     kl = _divergence(unmasked(q), unmasked(p))
     if q_mask is p_mask:
         return scale_and_mask(kl, mask=q_mask)
-    q_on, p_on = (torch.as_tensor(True if mask is None else mask, device=kl.device) for mask in (q_mask, p_mask))
+    q_on, p_on = (
+        torch.as_tensor(True if mask is None else mask, device=kl.device)
+        for mask in (q_mask, p_mask)
+    )
     alone = torch.where(p_on, _cross_entropy(unmasked(q), unmasked(p)), -_entropy(unmasked(q)))
     return torch.where(q_on & p_on, kl, torch.where(q_on | p_on, alone, 0.0))
 
@@ -181,14 +192,21 @@ def _divergence(q: Distribution, p: Distribution) -> Tensor:
     parameters = _parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
-    loc, scale, other, shape = parameters.loc, parameters.scale, leaf(p), p.batch_shape + p.event_shape
+    loc, scale, other, shape = (
+        parameters.loc,
+        parameters.scale,
+        leaf(p),
+        p.batch_shape + p.event_shape,
+    )
     center, unit = (unexpanded(tensor.expand(shape)) for tensor in (other.loc, other.scale))
     if parameters.radius_dim is None:
         return kl_to_normal(loc, scale, center, unit, len(q.event_shape))
     kl = kl_to_normal(loc, scale, center, unit, len(q.event_shape), parameters.elements_per_radius)
     # Each radius adds the same constant; it is added last.
     radii = q.event_shape.numel() // parameters.elements_per_radius
-    constant = 0.5 * parameters.elements_per_radius * math.log(2.0 * math.pi) - parameters.unit_entropy
+    constant = (
+        0.5 * parameters.elements_per_radius * math.log(2.0 * math.pi) - parameters.unit_entropy
+    )
     return kl.to(accumulation_dtype(kl)) + radii * constant
 
 
@@ -208,7 +226,9 @@ def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
 
 def _entropy(q: Distribution) -> Tensor:
     """The entropy with sums in the accumulation dtype."""
-    return carry_to_batch(lambda q: q.accumulated_entropy() if isinstance(q, RadialNormal) else q.entropy(), q)
+    return carry_to_batch(
+        lambda q: q.accumulated_entropy() if isinstance(q, RadialNormal) else q.entropy(), q
+    )
 
 
 def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
@@ -219,7 +239,9 @@ def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
 def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
     if isinstance(p, RadialNormal):
         log_scale = event_sum(q.scale.log(), p.event_dim)
-        return _divergence_to_radial(q, p) + (log_scale + p.num_elements // q.elements_per_radius * q.unit_entropy)
+        return _divergence_to_radial(q, p) + (
+            log_scale + p.num_elements // q.elements_per_radius * q.unit_entropy
+        )
     assert isinstance(p, Normal)
     scale = unexpanded(p.scale)
     ratio, shift = standardized(q.loc, q.scale, unexpanded(p.loc), scale)
@@ -227,14 +249,20 @@ def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
     return quadratic + (scale.log() + 0.5 * math.log(2.0 * math.pi))
 
 
-def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.Size]:
+def _against_radial(
+    q: _Parameters, p: RadialNormal
+) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.Size]:
     """The parameters of both sides with the event as one last dimension, and the common batch shape."""
     if q.radius_dim is not None and q.radius_dim != p.event_dim:
         # If the two sides share radii differently, more than one radius is left to integrate over.
         raise NotImplementedError
     # Repeated batch dimensions, such as those of particles, are computed once.
-    tensors = torch.broadcast_tensors(*(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale)))
-    loc, scale, center, unit = (t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors)
+    tensors = torch.broadcast_tensors(
+        *(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale))
+    )
+    loc, scale, center, unit = (
+        t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors
+    )
     # The repeats count if a wrapper sums over their dimension.
     shape = torch.broadcast_shapes(q.loc.shape, p.loc.shape)
     return loc, scale, center, unit, shape[: len(shape) - p.event_dim]

@@ -12,9 +12,15 @@ from torch.distributions import LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform, ReshapeTransform, Transform
 
 from pyro_radial.distributions.constraints import is_real
-from pyro_radial.distributions.wrappers import TRANSFORMED, elementary, leaf, map_leaf, pull_back, unmasked, with_base
-
-__all__ = ["Moments", "center", "moment_matched", "moments"]
+from pyro_radial.distributions.wrappers import (
+    TRANSFORMED,
+    elementary,
+    leaf,
+    map_leaf,
+    pull_back,
+    unmasked,
+    with_base,
+)
 
 
 class Moments(NamedTuple):
@@ -61,13 +67,16 @@ def _own_moments(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     inner = leaf(distribution)
     mean, stddev = _pushed_forward(inner) if _is_affine(inner) else _declared(inner)
     shape = distribution.batch_shape + distribution.event_shape
-    return None if mean is None else mean.expand(shape), None if stddev is None else stddev.expand(shape)
+    return None if mean is None else mean.expand(shape), None if stddev is None else stddev.expand(
+        shape
+    )
 
 
 def _is_affine(distribution: Any) -> bool:
     """Return whether this is an affine function of another distribution, element by element, in any shape."""
     return type(distribution) in TRANSFORMED and all(
-        isinstance(transform, AffineTransform | ReshapeTransform) for transform in elementary(distribution.transforms)
+        isinstance(transform, AffineTransform | ReshapeTransform)
+        for transform in elementary(distribution.transforms)
     )
 
 
@@ -84,7 +93,10 @@ def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     for transform in elementary(distribution.transforms):
         mean = None if mean is None else transform(mean)
         if stddev is not None:
-            stddev = transform(stddev) if isinstance(transform, ReshapeTransform) else stddev * abs(transform.scale)  # type: ignore[attr-defined]
+            if isinstance(transform, ReshapeTransform):
+                stddev = transform(stddev)
+            else:
+                stddev = stddev * abs(transform.scale)  # type: ignore[attr-defined]
     return mean, stddev
 
 

@@ -11,14 +11,20 @@ import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
-from torch.distributions import Distribution, Gamma, HalfCauchy, HalfNormal, InverseGamma, LogNormal, kl_divergence
+from torch.distributions import (
+    Distribution,
+    Gamma,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    LogNormal,
+    kl_divergence,
+)
 
 from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
 from pyro_radial.distributions.wrappers import expanded
-
-__all__ = ["RadialDirectional", "kl_radial_directional", "mean_log"]
 
 
 class RadialDirectional(TorchDistribution):
@@ -54,9 +60,14 @@ class RadialDirectional(TorchDistribution):
     def __init__(self, radius: Any, direction: Any, *, validate_args: bool | None = None) -> None:
         check_types(bool | None, validate_args=validate_args)
         _check(radius, direction)
-        batch_shape = joint_shape("RadialDirectional", radius=radius.batch_shape, direction=direction.batch_shape)
+        batch_shape = joint_shape(
+            "RadialDirectional", radius=radius.batch_shape, direction=direction.batch_shape
+        )
         # Both have the full batch, so that each element has its own draws.
-        self.radius, self.direction = expanded(radius, batch_shape), expanded(direction, batch_shape)
+        self.radius, self.direction = (
+            expanded(radius, batch_shape),
+            expanded(direction, batch_shape),
+        )
         super().__init__(batch_shape, direction.event_shape, validate_args=validate_args)
 
     @property
@@ -64,11 +75,16 @@ class RadialDirectional(TorchDistribution):
         """Return whether both distributions have reparameterized draws."""
         return bool(self.radius.has_rsample and self.direction.has_rsample)
 
-    def expand(self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None) -> "RadialDirectional":
+    def expand(
+        self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None
+    ) -> "RadialDirectional":
         """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(RadialDirectional, _instance)
         batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
-        new.radius, new.direction = expanded(self.radius, batch_shape), expanded(self.direction, batch_shape)
+        new.radius, new.direction = (
+            expanded(self.radius, batch_shape),
+            expanded(self.direction, batch_shape),
+        )
         super(RadialDirectional, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -105,11 +121,15 @@ class RadialDirectional(TorchDistribution):
         away = norm > 0
         # At zero any radius and direction will do: the density there is set below, and no gradient passes.
         rho = torch.where(away, norm, 1.0)
-        unit = torch.where(away.unsqueeze(-1), value / rho.to(value.dtype).unsqueeze(-1), self._dim**-0.5)
+        unit = torch.where(
+            away.unsqueeze(-1), value / rho.to(value.dtype).unsqueeze(-1), self._dim**-0.5
+        )
         log_direction = self.direction.log_prob(unit)
         density = self.radius.log_prob(rho) + log_direction - (self._dim - 1) * rho.log()
         at_pole = torch.where(self.radius.support.check(torch.zeros_like(rho)), math.inf, -math.inf)
-        return torch.where(away, density, at_pole).to(torch.promote_types(value.dtype, log_direction.dtype))
+        return torch.where(away, density, at_pole).to(
+            torch.promote_types(value.dtype, log_direction.dtype)
+        )
 
     def entropy(self) -> Tensor:
         r"""Return the entropy in nats, :math:`H_\mathrm{rad} + H_\mathrm{dir} + (n - 1) E[\log r]`, ``[*batch]``.
@@ -130,7 +150,9 @@ MEAN_LOGS: dict[type[Distribution], Callable[[Any], Tensor]] = {
     HalfNormal: lambda distribution: distribution.scale.log() + MEAN_LOG_HALF_NORMAL,
     HalfCauchy: lambda distribution: distribution.scale.log(),
     Gamma: lambda distribution: distribution.concentration.digamma() - distribution.rate.log(),
-    InverseGamma: lambda distribution: distribution.rate.log() - distribution.concentration.digamma(),
+    InverseGamma: lambda distribution: (
+        distribution.rate.log() - distribution.concentration.digamma()
+    ),
 }
 
 
@@ -139,7 +161,9 @@ def mean_log(distribution: Distribution) -> Tensor:
     for cls, formula in MEAN_LOGS.items():
         if isinstance(distribution, cls):
             return formula(distribution)
-    raise NotImplementedError(f"E[log r] of {type(distribution).__name__} is not known in closed form")
+    raise NotImplementedError(
+        f"E[log r] of {type(distribution).__name__} is not known in closed form"
+    )
 
 
 def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:

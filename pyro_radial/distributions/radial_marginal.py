@@ -11,8 +11,6 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import betainc, erf, erfc
 
-__all__ = ["radial_marginal_mass", "radial_marginal_quantile", "radial_marginal_tail"]
-
 # Beyond this the half-normal has no mass left in float64.
 _FAR = 40.0
 # The smallest probability with a quantile below that, by a margin.
@@ -27,7 +25,9 @@ def radial_marginal_mass(half_width: float, dim: int) -> float:
     inside = float(erf(half_width / math.sqrt(2.0)))
     if dim == 1:
         return inside
-    return inside + _over_radii(half_width, dim, lambda share: betainc(0.5, 0.5 * (dim - 1), share), 1e-13, 1e-11)
+    return inside + _over_radii(
+        half_width, dim, lambda share: betainc(0.5, 0.5 * (dim - 1), share), 1e-13, 1e-11
+    )
 
 
 def radial_marginal_tail(half_width: float, dim: int) -> float:
@@ -35,7 +35,11 @@ def radial_marginal_tail(half_width: float, dim: int) -> float:
     if dim == 1:
         return float(erfc(half_width / math.sqrt(2.0)))
     return _over_radii(
-        half_width, dim, lambda share: betainc(0.5 * (dim - 1), 0.5, -math.expm1(math.log(share))), 0.0, 1e-9
+        half_width,
+        dim,
+        lambda share: betainc(0.5 * (dim - 1), 0.5, -math.expm1(math.log(share))),
+        0.0,
+        1e-9,
     )
 
 
@@ -55,7 +59,16 @@ def _over_radii(
     turns = {low + 0.5 * math.log(dim), 0.0, low + 0.5 * math.log1p(dim / (1.0 + half_width**2))}
     points = sorted(min(max(turn, low), high) for turn in turns)
     return float(
-        quad(integrand, low, high, points=points, limit=400, epsabs=absolute, epsrel=relative, full_output=1)[0]
+        quad(
+            integrand,
+            low,
+            high,
+            points=points,
+            limit=400,
+            epsabs=absolute,
+            epsrel=relative,
+            full_output=1,
+        )[0]
     )
 
 
@@ -67,7 +80,9 @@ def radial_marginal_quantile(probability: float, dim: int) -> float:
     (kurtosis 9n/(n+2)).
     """
     if not _LEAST <= probability < 1.0:
-        raise ValueError(f"probabilities must be between {_LEAST:g} and 1, both excluded, got {probability!r}")
+        raise ValueError(
+            f"probabilities must be between {_LEAST:g} and 1, both excluded, got {probability!r}"
+        )
     if probability == 0.5:
         return 0.0
     # Twice the smaller side is the mass outside of the quantile and its mirror image.

@@ -13,7 +13,13 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions.utils import broadcast_all
 
-from pyro_radial._pyro.checks import check_shape, check_types, held_numbers, joint_shape, non_negative_integer
+from pyro_radial._pyro.checks import (
+    check_shape,
+    check_types,
+    held_numbers,
+    joint_shape,
+    non_negative_integer,
+)
 from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
 from pyro_radial.distributions.special import (
@@ -23,8 +29,6 @@ from pyro_radial.distributions.special import (
     event_sum,
     log_sphere_area,
 )
-
-__all__ = ["RadialNormal"]
 
 
 class RadialNormal(TorchDistribution):
@@ -65,17 +69,25 @@ class RadialNormal(TorchDistribution):
     """
 
     # Whatever makes the class anew from its arguments, as Pyro's LocScaleReparam does, needs event_dim too.
-    arg_constraints = {"loc": constraints.real, "scale": finite_positive, "event_dim": constraints.dependent}
+    arg_constraints = {
+        "loc": constraints.real,
+        "scale": finite_positive,
+        "event_dim": constraints.dependent,
+    }
     has_rsample = True
 
     # What log_prob reports for the direction and the radius at loc itself; for D >= 2 the density there is infinite.
     _log_density_at_loc = math.inf
 
-    def __init__(self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None
+    ) -> None:
         check_types(bool | None, validate_args=validate_args)
         for name, argument in (("loc", loc), ("scale", scale)):
             check_float("RadialNormal", name, argument)
-        joint_shape("RadialNormal", loc=getattr(loc, "shape", ()), scale=getattr(scale, "shape", ()))
+        joint_shape(
+            "RadialNormal", loc=getattr(loc, "shape", ()), scale=getattr(scale, "shape", ())
+        )
         self.loc, self.scale = broadcast_all(loc, scale)
         # If Pyro tracks the provenance of the tensor, its shape is a plain tuple.
         shape = torch.Size(self.loc.shape)
@@ -99,7 +111,9 @@ class RadialNormal(TorchDistribution):
         split = len(shape) - _checked_event_dim(event_dim, shape)
         return shape[:split], shape[split:]
 
-    def expand(self, batch_shape: Sequence[int], _instance: "RadialNormal | None" = None) -> "RadialNormal":
+    def expand(
+        self, batch_shape: Sequence[int], _instance: "RadialNormal | None" = None
+    ) -> "RadialNormal":
         """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(RadialNormal, _instance)
         batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
@@ -157,7 +171,9 @@ class RadialNormal(TorchDistribution):
             squares = noise.to(accumulation_dtype(noise)).square()
             unit_density = event_sum(-0.5 * squares, self.event_dim) - 0.5 * math.log(2.0 * math.pi)
         else:
-            unit_density = self._log_unit_density(_Distance.apply(value, self.loc, self.scale, self.event_dim))
+            unit_density = self._log_unit_density(
+                _Distance.apply(value, self.loc, self.scale, self.event_dim)
+            )
         return (unit_density - event_sum(self.scale.log(), self.event_dim)).to(self.loc.dtype)
 
     def _log_unit_density(self, rho: Tensor) -> Tensor:
@@ -218,7 +234,9 @@ class _Distance(torch.autograd.Function):
         ctx.save_for_forward(*inputs[:3], output)
 
     @staticmethod
-    def jvp(ctx: Any, value_tangent: Tensor, loc_tangent: Tensor, scale_tangent: Tensor, _: None) -> Tensor:
+    def jvp(
+        ctx: Any, value_tangent: Tensor, loc_tangent: Tensor, scale_tangent: Tensor, _: None
+    ) -> Tensor:
         value, loc, scale, rho = ctx.saved_tensors
         share = torch.where(rho > 0, 1.0 / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
@@ -232,7 +250,10 @@ class _Distance(torch.autograd.Function):
         share = torch.where(rho > 0, grad / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
         by_value = unit * _unsqueeze(share, ctx.event_dim).to(unit.dtype) / scale
-        by_loc, by_scale = -by_value.sum_to_size(loc.shape), (-by_value * unit).sum_to_size(scale.shape)
+        by_loc, by_scale = (
+            -by_value.sum_to_size(loc.shape),
+            (-by_value * unit).sum_to_size(scale.shape),
+        )
         return by_value.sum_to_size(value.shape), by_loc, by_scale, None
 
 
@@ -240,7 +261,9 @@ def _event_norm(tensor: Tensor, event_dim: int) -> Tensor:
     """Return the norm over the last dimensions in the accumulation dtype; float32 is off by 1e-3 for D = 1e7."""
     dims = tuple(range(-event_dim, 0))
     dtype = accumulation_dtype(tensor)
-    return torch.linalg.vector_norm(tensor, dim=dims, dtype=dtype) if dims else tensor.to(dtype).abs()
+    return (
+        torch.linalg.vector_norm(tensor, dim=dims, dtype=dtype) if dims else tensor.to(dtype).abs()
+    )
 
 
 def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:

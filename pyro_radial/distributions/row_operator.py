@@ -11,8 +11,6 @@ from torch import Tensor
 
 from pyro_radial.distributions.special import accumulation_dtype
 
-__all__ = ["row_operator"]
-
 # From ratios and shifts, [*batch, D], and noise, [*batch, directions, D], to a value for each row, [*batch], and, if
 # wanted, its derivatives in ratios and shifts.
 Formula = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
@@ -47,9 +45,15 @@ def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tenso
 
 def _registered(name: str, formula: Formula) -> Operator:
     @torch.library.custom_op(f"pyro_radial::{name}", mutates_args=())
-    def operator(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def operator(
+        ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         parts = [formula(*part, with_gradient) for part in _parts(ratio, shift, noise)]
-        value, *derivatives = parts[0] if len(parts) == 1 else (torch.cat(found) for found in zip(*parts, strict=True))
+        value, *derivatives = (
+            parts[0]
+            if len(parts) == 1
+            else (torch.cat(found) for found in zip(*parts, strict=True))
+        )
         value = value.reshape(ratio.shape[:-1]).contiguous()
         if not with_gradient:
             # An operator always has the same number of results.
@@ -58,13 +62,17 @@ def _registered(name: str, formula: Formula) -> Operator:
         return value, by_ratio, by_shift
 
     @operator.register_fake
-    def _(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _(
+        ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         value = ratio.new_empty(ratio.shape[:-1], dtype=accumulation_dtype(ratio))
         shape = ratio.shape if with_gradient else (0,)
         return value, ratio.new_empty(shape), ratio.new_empty(shape)
 
     @operator.register_vmap
-    def _(info: Any, in_dims: Any, ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> Any:
+    def _(
+        info: Any, in_dims: Any, ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
+    ) -> Any:
         rows = [
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip((ratio, shift), in_dims, strict=False)
@@ -125,7 +133,9 @@ class _AttachedBothWays(_Attached):
         ctx.save_for_forward(*inputs[1:6])
 
     @staticmethod
-    def jvp(ctx: Any, value: Any, by_ratio: Any, by_shift: Any, ratio: Tensor, shift: Tensor, *_: Any) -> Tensor:
+    def jvp(
+        ctx: Any, value: Any, by_ratio: Any, by_shift: Any, ratio: Tensor, shift: Tensor, *_: Any
+    ) -> Tensor:
         found = ctx.saved_tensors[0]
         one = torch.ones((), dtype=found.dtype, device=found.device).expand(ratio.shape[:-1])
         along_ratio, along_shift = _scaled(one, ctx)
@@ -153,7 +163,9 @@ class _ScaledOnce(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(grad: Tensor, by_ratio: Tensor, by_shift: Tensor, ratio: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        grad: Tensor, by_ratio: Tensor, by_shift: Tensor, ratio: Tensor, shift: Tensor
+    ) -> tuple[Tensor, ...]:
         factor = grad.unsqueeze(-1).to(by_ratio.dtype)
         return factor * by_ratio, factor * by_shift
 

@@ -12,16 +12,6 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import is_traced
 
-__all__ = [
-    "MEAN_LOG_HALF_NORMAL",
-    "accumulation_dtype",
-    "by_chunks",
-    "check_float",
-    "event_sum",
-    "log_sphere_area",
-    "row_sum",
-]
-
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
 # At most this many numbers are summed in their own dtype.
@@ -57,7 +47,10 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     # Other devices and compilers have their own ways.
     if is_traced() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
         return function(*tensors)
-    parts = [function(*part) for part in zip(*(tensor.flatten().split(size) for tensor in tensors), strict=True)]
+    parts = [
+        function(*part)
+        for part in zip(*(tensor.flatten().split(size) for tensor in tensors), strict=True)
+    ]
     joined = torch.cat(parts, -1)
     return joined.reshape(joined.shape[:-1] + shape)
 
@@ -67,7 +60,9 @@ def check_float(distribution: str, name: str, argument: Any) -> None:
     if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
         raise TypeError(f"{distribution}: {name} must be a tensor or a number, got {argument!r}")
     if isinstance(argument, Tensor) and not argument.is_floating_point():
-        raise ValueError(f"{distribution}: {name} must be a floating-point tensor, got {argument.dtype}")
+        raise ValueError(
+            f"{distribution}: {name} must be a floating-point tensor, got {argument.dtype}"
+        )
 
 
 def log_sphere_area(dim: int) -> float:

@@ -20,8 +20,6 @@ from torch.distributions.utils import lazy_property
 
 from pyro_radial.distributions.wrappers import unexpanded
 
-__all__ = ["StoredDistribution", "StoredDistributions", "describe", "rebuild"]
-
 DISTRIBUTIONS = (Distribution, TorchDistributionMixin)
 SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "size": torch.Size}
 
@@ -47,7 +45,9 @@ def describe(distribution: Any) -> tuple[Structure, dict[str, Tensor]]:
         _check_same(distribution, rebuild(structure, tensors), tensors)
     # Constructors and densities of other classes may raise anything.
     except Exception as error:
-        raise ValueError(f"a distribution of class {type(distribution).__name__} cannot be stored: {error}") from error
+        raise ValueError(
+            f"a distribution of class {type(distribution).__name__} cannot be stored: {error}"
+        ) from error
     return structure, tensors
 
 
@@ -154,7 +154,9 @@ class StoredDistributions(nn.Module):
         """Return ``{site: distribution}``."""
         return {name: self[name] for name in self}
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         saved: dict[str, dict[str, Tensor]] = {}
         for key, tensor in state_dict.items():
             if key.startswith(f"{prefix}["):
@@ -165,9 +167,15 @@ class StoredDistributions(nn.Module):
             del self._modules[site]
         for site, tensors in saved.items():
             module = self._modules.get(site)
-            own = {} if module is None else {name: buffer.shape for name, buffer in module.named_buffers()}
+            own = (
+                {}
+                if module is None
+                else {name: buffer.shape for name, buffer in module.named_buffers()}
+            )
             if module is None or own != {name: tensor.shape for name, tensor in tensors.items()}:
-                empty = {name: torch.empty_like(t, device=self.device) for name, t in tensors.items()}
+                empty = {
+                    name: torch.empty_like(t, device=self.device) for name, t in tensors.items()
+                }
                 self._modules[site] = StoredDistribution(None, empty)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -190,7 +198,11 @@ def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
     for kind, sequence in SEQUENCES.items():
         if type(value) is sequence:
             *outer, name = path
-            return {kind: [_write(item, (*outer, f"{name}_{i}"), tensors) for i, item in enumerate(value)]}
+            return {
+                kind: [
+                    _write(item, (*outer, f"{name}_{i}"), tensors) for i, item in enumerate(value)
+                ]
+            }
     if isinstance(value, (*DISTRIBUTIONS, Transform)):
         cls = type(value)
         arguments = {name: _write(part, (*path, name), tensors) for name, part in _arguments(value)}
@@ -198,26 +210,37 @@ def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
     raise ValueError(f"its argument {'.'.join(path)!r} is of class {type(value).__name__}")
 
 
-def _write_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _write_tensor(
+    tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]
+) -> dict[str, Any]:
     tensor = tensor.detach()
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"its tensor {'.'.join(path)!r} is not finite")
     once = unexpanded(tensor)
     key = next(key for key in _tensor_names(path) if key not in tensors and key not in RESERVED)
     tensors[key] = once.clone(memory_format=torch.contiguous_format)
-    return {"tensor": key} if once.shape == tensor.shape else {"tensor": key, "shape": list(tensor.shape)}
+    return (
+        {"tensor": key}
+        if once.shape == tensor.shape
+        else {"tensor": key, "shape": list(tensor.shape)}
+    )
 
 
 def _tensor_names(path: tuple[str, ...]) -> Iterator[str]:
     """Return names for a tensor, the shortest first."""
     whole = "_".join(path)
-    return chain(("_".join(path[start:]) for start in reversed(range(len(path)))), (f"{whole}_{n}" for n in count(2)))
+    return chain(
+        ("_".join(path[start:]) for start in reversed(range(len(path)))),
+        (f"{whole}_{n}" for n in count(2)),
+    )
 
 
 def _arguments(value: object) -> Iterator[tuple[str, Any]]:
     """Return the arguments that make this distribution or transform."""
     parameters = _parameters(type(value))
-    given = _given(value, [name for name, parameter in parameters.items() if parameter.default is None])
+    given = _given(
+        value, [name for name, parameter in parameters.items() if parameter.default is None]
+    )
     for name, parameter in parameters.items():
         if name == "validate_args" or (parameter.default is None and name not in given):
             continue
@@ -246,7 +269,9 @@ def _given(value: object, optional: list[str]) -> set[str]:
     own = vars(value)
     held = [name for name in optional if own.get(name, own.get(f"_{name}")) is not None]
     # Alternatives such as probs and logits: a used object also holds what it computed from the given argument.
-    kinds = {name: type(inspect.getattr_static(type(value), name, None)) for name in {*own, *optional}}
+    kinds = {
+        name: type(inspect.getattr_static(type(value), name, None)) for name in {*own, *optional}
+    }
     either = [name for name in own if name in held and issubclass(kinds[name], lazy_property)]
     if not held:
         either = [name for name in optional if issubclass(kinds[name], property)]
@@ -257,7 +282,11 @@ def _given(value: object, optional: list[str]) -> set[str]:
 def _is_the_parameter(value: object, name: str) -> bool:
     """Return whether this is the ``_param`` of torch's categorical distributions: the given one of probs and logits."""
     argument, parameter = getattr(value, name), getattr(value, "_param", None)
-    return isinstance(argument, Tensor) and isinstance(parameter, Tensor) and torch.equal(argument, parameter)
+    return (
+        isinstance(argument, Tensor)
+        and isinstance(parameter, Tensor)
+        and torch.equal(argument, parameter)
+    )
 
 
 def _find_class(module: str, qualname: str) -> type:
@@ -267,7 +296,9 @@ def _find_class(module: str, qualname: str) -> type:
     for part in qualname.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     if found is None:
-        raise ValueError(f"there is no class {qualname} in module {module}: import it before loading")
+        raise ValueError(
+            f"there is no class {qualname} in module {module}: import it before loading"
+        )
     if not (isinstance(found, type) and issubclass(found, (*DISTRIBUTIONS, Transform))):
         raise ValueError(f"{qualname} of module {module} is neither a distribution nor a transform")
     return found
@@ -286,4 +317,6 @@ def _check_same(distribution: Any, rebuilt: Any, tensors: Mapping[str, Tensor]) 
     log_prob, rebuilt_log_prob = distribution.log_prob(sample), rebuilt.log_prob(sample)
     if bool(log_prob.isnan().any()):
         raise ValueError("its log-density at a sample is NaN")
-    torch.testing.assert_close(rebuilt_log_prob, log_prob, msg="rebuilt, its log-density at a sample differs")
+    torch.testing.assert_close(
+        rebuilt_log_prob, log_prob, msg="rebuilt, its log-density at a sample differs"
+    )

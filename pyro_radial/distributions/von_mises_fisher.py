@@ -16,16 +16,11 @@ from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import finite_nonnegative
 from pyro_radial.distributions.special import accumulation_dtype, check_float, log_sphere_area
 from pyro_radial.distributions.vmf import functions
-from pyro_radial.distributions.vmf.sampling import sample_direction, sample_one_minus_cosine, sample_uniform_direction
-
-__all__ = [
-    "HypersphericalUniform",
-    "VonMisesFisherStable",
-    "kl_uniform",
-    "kl_uniform_to_von_mises_fisher",
-    "kl_von_mises_fisher",
-    "kl_von_mises_fisher_to_uniform",
-]
+from pyro_radial.distributions.vmf.sampling import (
+    sample_direction,
+    sample_one_minus_cosine,
+    sample_uniform_direction,
+)
 
 
 class VonMisesFisherStable(TorchDistribution):
@@ -66,8 +61,13 @@ class VonMisesFisherStable(TorchDistribution):
     def __init__(self, loc: Tensor, concentration: Any, validate_args: bool | None = None) -> None:
         check_types(bool | None, validate_args=validate_args)
         loc, concentration = _checked(type(self).__name__, loc, concentration)
-        batch_shape = joint_shape(type(self).__name__, loc=loc.shape[:-1], concentration=concentration.shape)
-        self.loc, self.concentration = loc.expand(batch_shape + loc.shape[-1:]), concentration.expand(batch_shape)
+        batch_shape = joint_shape(
+            type(self).__name__, loc=loc.shape[:-1], concentration=concentration.shape
+        )
+        self.loc, self.concentration = (
+            loc.expand(batch_shape + loc.shape[-1:]),
+            concentration.expand(batch_shape),
+        )
         super().__init__(batch_shape, torch.Size(loc.shape[-1:]), validate_args=validate_args)
 
     @staticmethod
@@ -76,7 +76,9 @@ class VonMisesFisherStable(TorchDistribution):
     ) -> tuple[torch.Size, torch.Size]:
         """Return batch and event shape from the shapes of the arguments, without making a distribution."""
         rows = check_shape("loc", loc, torch.Size([1]))
-        return joint_shape("VonMisesFisherStable", loc=rows[:-1], concentration=concentration), rows[-1:]
+        return joint_shape(
+            "VonMisesFisherStable", loc=rows[:-1], concentration=concentration
+        ), rows[-1:]
 
     def expand(
         self, batch_shape: Sequence[int], _instance: "VonMisesFisherStable | None" = None
@@ -86,7 +88,9 @@ class VonMisesFisherStable(TorchDistribution):
         batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
         new.loc = self.loc.expand(batch_shape + self.event_shape)
         new.concentration = self.concentration.expand(batch_shape)
-        super(VonMisesFisherStable, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        super(VonMisesFisherStable, new).__init__(
+            batch_shape, self.event_shape, validate_args=False
+        )
         new._validate_args = self._validate_args
         return new
 
@@ -109,7 +113,9 @@ class VonMisesFisherStable(TorchDistribution):
     def variance(self) -> Tensor:
         r"""Return :math:`(1 - \mu_i^2) A / \kappa + \mu_i^2 A'` for each coordinate."""
         # A / kappa; its limit at 0 is 1 / m.
-        across = 1.0 / (self.dim + self.concentration * functions.mean_cosine(self.concentration, self.dim + 2))
+        across = 1.0 / (
+            self.dim + self.concentration * functions.mean_cosine(self.concentration, self.dim + 2)
+        )
         along = functions.cosine_variance(self.concentration, self.dim)
         squared = self.loc.square()
         return self._column(across) * (1.0 - squared) + self._column(along) * squared
@@ -180,11 +186,17 @@ class HypersphericalUniform(TorchDistribution):
         _check_dim("HypersphericalUniform", "dim", dim)
         if like is not None and not (isinstance(like, Tensor) and like.is_floating_point()):
             got = like.dtype if isinstance(like, Tensor) else repr(like)
-            raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {got}")
+            raise ValueError(
+                f"HypersphericalUniform: like must be a floating-point tensor, got {got}"
+            )
         check_types(bool | None, validate_args=validate_args)
         batch_shape = check_shape("HypersphericalUniform: batch_shape", batch_shape)
         # A tensor of the distribution's own, which moves with it to another dtype or device.
-        self.like = torch.zeros(()) if like is None else torch.zeros((), dtype=like.dtype, device=like.device)
+        self.like = (
+            torch.zeros(())
+            if like is None
+            else torch.zeros((), dtype=like.dtype, device=like.device)
+        )
         super().__init__(batch_shape, torch.Size((dim,)), validate_args=validate_args)
 
     def expand(
@@ -194,7 +206,9 @@ class HypersphericalUniform(TorchDistribution):
         new = self._get_checked_instance(HypersphericalUniform, _instance)
         new.like = self.like
         batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
-        super(HypersphericalUniform, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        super(HypersphericalUniform, new).__init__(
+            batch_shape, self.event_shape, validate_args=False
+        )
         new._validate_args = self._validate_args
         return new
 
@@ -215,7 +229,9 @@ class HypersphericalUniform(TorchDistribution):
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draw a sample, ``[*sample_shape, *batch, m]``; the distribution has no parameters for a gradient."""
-        return sample_uniform_direction(self._extended_shape(check_shape("sample_shape", sample_shape)), self.like)
+        return sample_uniform_direction(
+            self._extended_shape(check_shape("sample_shape", sample_shape)), self.like
+        )
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return minus the log-area of the sphere, ``[*sample, *batch]``."""

@@ -10,32 +10,23 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
-from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution, TorchDistributionMixin
+from pyro.distributions.torch_distribution import (
+    ExpandedDistribution,
+    MaskedDistribution,
+    TorchDistributionMixin,
+)
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions import Distribution, Independent, TransformedDistribution
-from torch.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform, Transform
+from torch.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    IndependentTransform,
+    Transform,
+)
 
 from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.special import accumulation_dtype
-
-__all__ = [
-    "TRANSFORMED",
-    "Pushforward",
-    "Transformed",
-    "carry_to_batch",
-    "elementary",
-    "expanded",
-    "leaf",
-    "map_leaf",
-    "mask_of",
-    "on_support",
-    "pull_back",
-    "to_like",
-    "unexpanded",
-    "unmasked",
-    "with_base",
-]
 
 WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
 
@@ -120,7 +111,9 @@ def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
     if not transforms:
         return distribution
     if any(isinstance(layer, MaskedDistribution) for layer in _layers(distribution)):
-        raise NotImplementedError(f"{type(leaf(distribution)).__name__} is masked, so it has no preimage")
+        raise NotImplementedError(
+            f"{type(leaf(distribution)).__name__} is masked, so it has no preimage"
+        )
     return map_leaf(lambda inner: _pulled_back(inner, list(transforms)), distribution)
 
 
@@ -131,7 +124,9 @@ def _pulled_back(distribution: object, transforms: list[Transform]) -> Any:
             return pull_back(distribution.base_dist, transforms[: len(transforms) - len(own)])
         front = len(own) - len(transforms)
         if front > 0 and own[front:] == transforms:
-            return dist.TransformedDistribution(distribution.base_dist, own[:front], validate_args=False)
+            return dist.TransformedDistribution(
+                distribution.base_dist, own[:front], validate_args=False
+            )
     inverses = [transform.inv for transform in reversed(transforms)]
     return dist.TransformedDistribution(distribution, inverses, validate_args=False)
 
@@ -239,6 +234,8 @@ def on_support(distribution: Any, support: Any) -> Any:
         rest = support.reinterpreted_batch_ndims - own
         if rest >= 0:
             inner = support.base_constraint
-            base = on_support(distribution.base_dist, constraints.independent(inner, rest) if rest else inner)
+            base = on_support(
+                distribution.base_dist, constraints.independent(inner, rest) if rest else inner
+            )
             return dist.Independent(base, own, validate_args=False)
     return distribution

@@ -13,17 +13,24 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial._pyro.random_numbers import seeded
-from pyro_radial.functional.divergences.estimate import Divergence, DivergenceEstimate, ProcessDivergence
+from pyro_radial.functional.divergences.estimate import (
+    Divergence,
+    DivergenceEstimate,
+    ProcessDivergence,
+)
 from pyro_radial.functional.divergences.stein import SteinKL
 from pyro_radial.functional.guide_process import GuideProcess, sites_led_to
 from pyro_radial.functional.measurement_points import MeasurementPoints
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_finite, check_floating, check_prior
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_finite,
+    check_floating,
+    check_prior,
+)
 from pyro_radial.infer.elbo import Run, TermsELBO, check_weight
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.poutine.local_reparameterization import check_drawn
-
-__all__ = ["FunctionalELBO"]
 
 PLACES = ("both", "measurement_points")
 
@@ -88,12 +95,19 @@ class FunctionalELBO(TermsELBO):
         **kwargs: Any,
     ) -> None:
         if held := kwargs.keys() & {"num_particles", "vectorize_particles"}:
-            raise ValueError(f"{min(held)} must be left out, because num_functions is the number of draws")
+            raise ValueError(
+                f"{min(held)} must be left out, because num_functions is the number of draws"
+            )
         super().__init__(
-            positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
+            positive_count("num_functions", num_functions),
+            vectorize_particles=True,
+            kl_weight=kl_weight,
+            **kwargs,
         )
         check_prior(prior)
-        self.divergence: Divergence | ProcessDivergence = SteinKL() if divergence is None else divergence
+        self.divergence: Divergence | ProcessDivergence = (
+            SteinKL() if divergence is None else divergence
+        )
         check_types(Callable, divergence=self.divergence)
         check_types(str, function_site=function_site)
         check_types(Callable | None, measurement_points=measurement_points)
@@ -134,7 +148,9 @@ class FunctionalELBO(TermsELBO):
         divergence = value + estimate.surrogate - estimate.surrogate.detach()
         kls = {self.function_site: self.num_particles * divergence}
         kls |= self._site_kls(run, lambda name: name in beside)
-        return kls, self._site_kls(run, lambda name: name not in beside) if self.weight_space_kl else {}
+        return kls, self._site_kls(
+            run, lambda name: name not in beside
+        ) if self.weight_space_kl else {}
 
     def _further_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
         """The measurement points of a batch, or a ValueError for points that do not fit."""
@@ -194,13 +210,19 @@ class FunctionalELBO(TermsELBO):
         check_types(DivergenceEstimate, **{"divergence(functions, points, prior)": estimate})
         return estimate
 
-    def _sites_beside_function(self, run: Run, x: Tensor, functions: Tensor | GuideProcess) -> frozenset[str]:
+    def _sites_beside_function(
+        self, run: Run, x: Tensor, functions: Tensor | GuideProcess
+    ) -> frozenset[str]:
         """The sites of the guide that have a KL of their own.
 
         These are the latent sites of the model that no function value depends on, and the auxiliary sites that lead to
         them. An auxiliary site that leads to a weight is part of the function, and the divergence knows its density.
         """
-        weights = functions.sites(x) if isinstance(functions, GuideProcess) else self._sites_of_function(run, x)
+        weights = (
+            functions.sites(x)
+            if isinstance(functions, GuideProcess)
+            else self._sites_of_function(run, x)
+        )
         names = {name for name, _ in run.guide_trace.iter_stochastic_nodes()}
         auxiliary = names - set(run.model_trace.nodes)
         others = names - auxiliary - weights
@@ -228,14 +250,25 @@ class FunctionalELBO(TermsELBO):
             replayed = poutine.replay(self._vectorized_num_particles(run.model), trace=trace)
             values = self._values(poutine.trace(replayed).get_trace(x), len(x))
             gradients = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
-        return frozenset(name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None)
+        return frozenset(
+            name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None
+        )
 
-    def _guess_max_plate_nesting(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _guess_max_plate_nesting(
+        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Guess as Pyro does, but without log-densities and without random numbers of the loss."""
         with poutine.block(), seeded(0, _inputs(args).device):
             traces = [poutine.trace(fn).get_trace(*args, **kwargs) for fn in (guide, model)]
-        stacks = (site["cond_indep_stack"] for trace in traces for site in trace.nodes.values() if "fn" in site)
-        nesting = max((-frame.dim for stack in stacks for frame in stack if frame.vectorized), default=0)
+        stacks = (
+            site["cond_indep_stack"]
+            for trace in traces
+            for site in trace.nodes.values()
+            if "fn" in site
+        )
+        nesting = max(
+            (-frame.dim for stack in stacks for frame in stack if frame.vectorized), default=0
+        )
         # Pyro counts the plate of the particles.
         self.max_plate_nesting = nesting + (self.num_particles > 1)
 

@@ -11,16 +11,6 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import is_capturing
 
-__all__ = [
-    "JITTER",
-    "cholesky",
-    "gaussian_condition",
-    "gaussian_log_prob",
-    "gaussian_sample",
-    "gaussian_score",
-    "with_diagonal",
-]
-
 #: The least jitter on the diagonal of a covariance, times its mean diagonal.
 JITTER = 1e-8
 #: Multiples of the jitter to try in turn until a covariance has a Cholesky factor.
@@ -39,9 +29,13 @@ def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
     if is_validation_enabled():
         asymmetry = (covariance - covariance.mT).abs().amax((-2, -1))
         if bool((asymmetry > 1e-6 * scale.abs()).any()):
-            raise ValueError("kernel must be symmetric, got covariances of a set of points that are not")
+            raise ValueError(
+                "kernel must be symmetric, got covariances of a set of points that are not"
+            )
     for rung in JITTER_LADDER:
-        factor, info = torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * rung * scale)[..., None]))
+        factor, info = torch.linalg.cholesky_ex(
+            with_diagonal(covariance, (jitter * rung * scale)[..., None])
+        )
         if not bool(info.any() | factor.isnan().any()):
             return factor
     if not bool(covariance.isfinite().all()):
@@ -58,13 +52,17 @@ def _cholesky_unread(covariance: Tensor, jitter: Tensor) -> Tensor:
     with torch.no_grad():
         rung = torch.full_like(jitter, JITTER_LADDER[-1])
         for smaller in reversed(JITTER_LADDER[:-1]):
-            factor, info = torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * smaller)[..., None]))
+            factor, info = torch.linalg.cholesky_ex(
+                with_diagonal(covariance, (jitter * smaller)[..., None])
+            )
             works = ~(info.any() | factor.isnan().any())
             rung = torch.where(works, smaller, rung)
     return torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * rung)[..., None]))[0]
 
 
-def gaussian_sample(mean: Tensor, covariance: Tensor, num_samples: int, jitter: float = JITTER) -> Tensor:
+def gaussian_sample(
+    mean: Tensor, covariance: Tensor, num_samples: int, jitter: float = JITTER
+) -> Tensor:
     """Draws ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[O, N, N]``."""
     num_points, num_outputs = mean.shape
     covariance = _shared(covariance)
@@ -75,10 +73,16 @@ def gaussian_sample(mean: Tensor, covariance: Tensor, num_samples: int, jitter: 
 def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
     """The gradient of the log-density of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
     residual = (f.double() - mean).permute(2, 1, 0)
-    return -torch.cholesky_solve(residual, cholesky(_shared(covariance), jitter)).permute(2, 1, 0).to(f.dtype)
+    return (
+        -torch.cholesky_solve(residual, cholesky(_shared(covariance), jitter))
+        .permute(2, 1, 0)
+        .to(f.dtype)
+    )
 
 
-def gaussian_log_prob(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
+def gaussian_log_prob(
+    f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER
+) -> Tensor:
     """The log-density ``[S]`` of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
     factor = cholesky(_shared(covariance), jitter)
     residual = (f.double() - mean).permute(2, 1, 0)
@@ -98,9 +102,13 @@ def gaussian_condition(
     size, outputs = y.shape
     factor = cholesky(with_diagonal(covariance[:, :size, :size], noise), jitter)
     half = torch.linalg.solve_triangular(factor, covariance[:, :size, size:], upper=False)
-    residual = torch.linalg.solve_triangular(factor, (y - mean[:size]).mT.unsqueeze(-1), upper=False)
+    residual = torch.linalg.solve_triangular(
+        factor, (y - mean[:size]).mT.unsqueeze(-1), upper=False
+    )
     change = (half.mT @ residual).squeeze(-1).mT
-    return mean[size:] + change, (covariance[:, size:, size:] - half.mT @ half).expand(outputs, -1, -1)
+    return mean[size:] + change, (covariance[:, size:, size:] - half.mT @ half).expand(
+        outputs, -1, -1
+    )
 
 
 def with_diagonal(covariance: Tensor, addend: Tensor | float) -> Tensor:

@@ -24,8 +24,6 @@ from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearizati
 from pyro_radial.nn.linearized.site_moments import moments_of
 from pyro_radial.nn.modules import evaluating
 
-__all__ = ["GuideProcess", "sites_led_to"]
-
 
 class GuideProcess:
     """The moments of function values under a guide, differentiable in its parameters.
@@ -42,7 +40,9 @@ class GuideProcess:
         for name, site in run.model_trace.iter_stochastic_nodes():
             if name in mean:
                 continue
-            distribution = None if site_is_subsample(site) else _posterior(name, site, run.guide_trace)
+            distribution = (
+                None if site_is_subsample(site) else _posterior(name, site, run.guide_trace)
+            )
             moments = None if distribution is None else moments_of(name, distribution)
             if moments is not None:
                 mean[name], block = moments
@@ -91,7 +91,9 @@ class _Vector(NamedTuple):
     draws: Tensor
 
 
-def _joint_posteriors(model_trace: Trace, guide_trace: Trace) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
+def _joint_posteriors(
+    model_trace: Trace, guide_trace: Trace
+) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
     """The means of sites that a guide draws together, by name, and their covariance.
 
     A guide such as Pyro's ``AutoMultivariateNormal`` draws one normal vector at an auxiliary site and then puts its
@@ -123,10 +125,14 @@ def _vector(site: Any) -> _Vector | None:
         return None
     (size,) = distribution.event_shape
     factor = None if factor is None else factor.reshape(size, -1)
-    return _Vector(base.loc.reshape(size), variance.reshape(size), factor, site["value"].reshape(-1, size))
+    return _Vector(
+        base.loc.reshape(size), variance.reshape(size), factor, site["value"].reshape(-1, size)
+    )
 
 
-def _parts(vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_trace: Trace) -> dict[str, slice]:
+def _parts(
+    vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_trace: Trace
+) -> dict[str, slice]:
     """Which elements of the vector are at which site, unchanged."""
     parts, start = {}, 0
     for name in names:
@@ -136,7 +142,9 @@ def _parts(vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_t
         free = biject_to(prior.support).inv(sites[name]["value"]).reshape(len(vector.draws), -1)
         part = slice(start, start + free.shape[-1])
         # A graph that is being captured has no values; the runs before it were checked.
-        if is_real(prior.support) and (is_capturing() or torch.equal(free, vector.draws[:, part].to(free))):
+        if is_real(prior.support) and (
+            is_capturing() or torch.equal(free, vector.draws[:, part].to(free))
+        ):
             parts[name] = part
         start = part.stop
     return parts
@@ -148,20 +156,29 @@ def _moments_of_parts(
     """All parts together, or each by itself if they are independent."""
     like: Any = model_trace.nodes[next(iter(parts))]["value"]
     factor = None if vector.factor is None else vector.factor.to(like.dtype)
-    vector = vector._replace(mean=vector.mean.to(like.dtype), variance=vector.variance.to(like.dtype), factor=factor)
+    vector = vector._replace(
+        mean=vector.mean.to(like.dtype), variance=vector.variance.to(like.dtype), factor=factor
+    )
     means = {}
     for name, part in parts.items():
         prior: Any = own_distribution(model_trace.nodes[name])
         means[name] = vector.mean[part].reshape(prior.batch_shape + prior.event_shape)
     if vector.factor is None:
         for name, part in parts.items():
-            yield {name: means[name]}, CovarianceBlock((name,), vector.variance[part].reshape(means[name].shape))
+            yield (
+                {name: means[name]},
+                CovarianceBlock((name,), vector.variance[part].reshape(means[name].shape)),
+            )
         return
-    variance, factor = (torch.cat([of[part] for part in parts.values()]) for of in (vector.variance, vector.factor))
+    variance, factor = (
+        torch.cat([of[part] for part in parts.values()]) for of in (vector.variance, vector.factor)
+    )
     yield means, CovarianceBlock(tuple(parts), variance, factor=factor)
 
 
-def sites_led_to(guide: Callable[..., Any], auxiliary: Iterable[str], args: Any, kwargs: Any) -> dict[str, set[str]]:
+def sites_led_to(
+    guide: Callable[..., Any], auxiliary: Iterable[str], args: Any, kwargs: Any
+) -> dict[str, set[str]]:
     """Find by a gradient, for each auxiliary site of a guide, the other latent sites that depend on its value."""
     moved = _Moved(auxiliary)
     led_to: dict[str, set[str]] = {name: set() for name in moved.names}

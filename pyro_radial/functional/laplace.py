@@ -14,7 +14,12 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_count
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior, moments_of
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_points,
+    check_prior,
+    moments_of,
+)
 from pyro_radial.infer.autoguide.correlated import AutoCorrelated
 from pyro_radial.infer.autoguide.families.family import Family
 from pyro_radial.infer.autoguide.families.normal import Delta
@@ -23,8 +28,6 @@ from pyro_radial.infer.posthoc.laplace import TrainedNetwork, output_hessian
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, undisturbed
 from pyro_radial.nn.linearized.site_moments import sites_of_network
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
-
-__all__ = ["function_space_laplace"]
 
 #: The most numbers in the Jacobian at the points, in float64: two gigabytes.
 MAX_JACOBIAN = 2**28
@@ -112,7 +115,9 @@ def function_space_laplace(
     rows = Rows(data, "data", dtype_of(model))
     weights = {name: network.values[name] for name in sites_of_network(model)}
     if not weights:
-        raise ValueError(f"model must have a network whose parameters are sites, got sites {sorted(network.values)}")
+        raise ValueError(
+            f"model must have a network whose parameters are sites, got sites {sorted(network.values)}"
+        )
     points = move(points, device_of(model)).to(next(iter(weights.values())))
     with undisturbed(), evaluating(model):
         linear = _linearized(model, weights)
@@ -162,9 +167,17 @@ def _data_terms(
         hessian = output_hessian(network.likelihood, f.double(), noise)
         with torch.enable_grad():
             f = f.double().requires_grad_()
-            nll = -network.likelihood.observation(f, **noise).log_prob(y.double() if y.is_floating_point() else y).sum()
+            nll = (
+                -network.likelihood.observation(f, **noise)
+                .log_prob(y.double() if y.is_floating_point() else y)
+                .sum()
+            )
             (gradient,) = torch.autograd.grad(nll, f)
-        found = nll.detach(), (moved * gradient.unsqueeze(-1)).sum((0, 1)), (moved.mT @ hessian @ moved).sum(0)
+        found = (
+            nll.detach(),
+            (moved * gradient.unsqueeze(-1)).sum((0, 1)),
+            (moved.mT @ hessian @ moved).sum(0),
+        )
         terms = [term + own for term, own in zip(terms, found, strict=True)]
     scale = (network.likelihood.num_data or len(rows)) / len(rows)
     nll, gradient, hessian = (scale * term for term in terms)
@@ -185,15 +198,25 @@ def _most_probable(
     variance = covariances.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
     for slack in SLACKS:
         root = cholesky(with_diagonal(covariances, slack * variance))
-        functions = torch.block_diag(*root.expand(num_outputs, -1, -1)).unflatten(0, (num_outputs, -1)).transpose(0, 1)
+        functions = (
+            torch.block_diag(*root.expand(num_outputs, -1, -1))
+            .unflatten(0, (num_outputs, -1))
+            .transpose(0, 1)
+        )
 
-        def measured(weights: dict[str, Tensor], root: Tensor = root, functions: Tensor = functions) -> _Measured:
+        def measured(
+            weights: dict[str, Tensor], root: Tensor = root, functions: Tensor = functions
+        ) -> _Measured:
             linear = _linearized(model, weights)
             f, jacobian = linear.jacobian(points)
             basis = _basis(jacobian, functions)
-            gap = torch.linalg.solve_triangular(root, (f.double() - mean).mT.unsqueeze(-1), upper=False).flatten()
+            gap = torch.linalg.solve_triangular(
+                root, (f.double() - mean).mT.unsqueeze(-1), upper=False
+            ).flatten()
             nll, gradient, hessian = _data_terms(linear, network, rows, basis)
-            return _Measured(nll + 0.5 * gap.square().sum(), gap + gradient, with_diagonal(hessian, 1.0), basis)
+            return _Measured(
+                nll + 0.5 * gap.square().sum(), gap + gradient, with_diagonal(hessian, 1.0), basis
+            )
 
         weights, missed = _descended(measured, weights, num_steps)
     if not missed < MOST_MISSED:
@@ -224,7 +247,9 @@ def _descended(
     """
     at = measured(weights)
     if not bool(at.objective.isfinite()):
-        raise FloatingPointError("trained must have weights with a finite log-likelihood of data, got none")
+        raise FloatingPointError(
+            "trained must have weights with a finite log-likelihood of data, got none"
+        )
     damping, growth = 1.0, 2.0
     for _ in range(num_steps):
         damped = at.hessian + damping * at.basis.mT @ at.basis
@@ -238,7 +263,10 @@ def _descended(
         if gain > 0.0:
             ratio = gain / float(-a @ (at.gradient + 0.5 * at.hessian @ a))
             weights, at = moved, found
-            damping, growth = damping * max(1.0 / 3.0, 1.0 - (2.0 * min(ratio, 1.0) - 1.0) ** 3), 2.0
+            damping, growth = (
+                damping * max(1.0 / 3.0, 1.0 - (2.0 * min(ratio, 1.0) - 1.0) ** 3),
+                2.0,
+            )
         else:
             damping, growth = damping * growth, 2.0 * growth
         if 0.0 < gain < LEAST_GAIN or damping > MOST_DAMPING:
@@ -259,13 +287,19 @@ def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
     """The leading eigenvectors ``[N, O, R]`` of the prior's covariances, times the roots of their eigenvalues."""
     num_outputs, num_points, _ = covariances.shape
     if rank is not None and rank > num_points * num_outputs:
-        raise ValueError(f"rank must be at most {num_points * num_outputs}, the function values, got {rank}")
+        raise ValueError(
+            f"rank must be at most {num_points * num_outputs}, the function values, got {rank}"
+        )
     one = covariances.stride(0) == 0
-    cholesky(covariances[:1] if one else covariances)  # Raises an error unless it is positive definite.
+    cholesky(
+        covariances[:1] if one else covariances
+    )  # Raises an error unless it is positive definite.
     pairs = [_leading(covariance, rank) for covariance in (covariances[:1] if one else covariances)]
     pairs = pairs * num_outputs if one else pairs
     eigenvalues = torch.cat([values for values, _ in pairs])
-    columns = torch.zeros(num_points, num_outputs, len(eigenvalues), dtype=torch.double, device=covariances.device)
+    columns = torch.zeros(
+        num_points, num_outputs, len(eigenvalues), dtype=torch.double, device=covariances.device
+    )
     start = 0
     for output, (values, vectors) in enumerate(pairs):
         columns[:, output, start : start + len(values)] = vectors * values.sqrt()
@@ -288,7 +322,9 @@ def _leading(covariance: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
 def _basis(jacobian: Tensor, functions: Tensor) -> Tensor:
     """The weights of least norm ``[P, R]`` with functions ``[N, O, R]``, in float64."""
     jacobian = jacobian.double().flatten(0, 1)
-    return jacobian.mT @ torch.cholesky_solve(functions.flatten(0, 1), cholesky(jacobian @ jacobian.mT))
+    return jacobian.mT @ torch.cholesky_solve(
+        functions.flatten(0, 1), cholesky(jacobian @ jacobian.mT)
+    )
 
 
 def _warn_of_stiff_network(held: Tensor, functions: Tensor) -> None:
@@ -301,11 +337,18 @@ def _warn_of_stiff_network(held: Tensor, functions: Tensor) -> None:
         )
 
 
-def _guide(model: Any, network: TrainedNetwork, rows: Rows, factors: dict[str, Tensor]) -> AutoCorrelated:
+def _guide(
+    model: Any, network: TrainedNetwork, rows: Rows, factors: dict[str, Tensor]
+) -> AutoCorrelated:
     points: dict[str, Family] = {name: Delta() for name in network.values if name not in factors}
     (rank,) = {factor.shape[-1] for factor in factors.values()}
     guide = AutoCorrelated(model, sites=list(factors), rank=rank, families=points)
-    guide.setup(*(move(part, device_of(model)) for part in rows.take(torch.arange(min(2, len(rows)), device="cpu"))))
+    guide.setup(
+        *(
+            move(part, device_of(model))
+            for part in rows.take(torch.arange(min(2, len(rows)), device="cpu"))
+        )
+    )
     guide.load_means(network.values)
     guide.set_factor(torch.cat([factors[name] for name in guide.correlated]).to(guide.factor))
     guide.linear_only = True

@@ -14,8 +14,6 @@ from torch import Tensor
 from pyro_radial._pyro.checks import held_numbers, non_negative_float, positive_count
 from pyro_radial.functional.priors.function_prior import check_floating
 
-__all__ = ["BetweenRows", "MeasurementPoints", "UniformBox"]
-
 #: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]`` in the batch's
 #: dtype and on its device, such as ``lambda x: torch.randn(20, 2)``. The prior does not shape functions where no point
 #: ever lies (Sun et al. 2019, "Functional Variational Bayesian Neural Networks", section 3.2).
@@ -40,9 +38,13 @@ class UniformBox:
     def __init__(self, low: Any, high: Any, num_points: int) -> None:
         self.low, self.high = _finite("low", low), _finite("high", high)
         if self.low.dim() and self.high.dim() and self.low.shape != self.high.shape:
-            raise ValueError(f"high must have the shape of low, {list(self.low.shape)}, got {list(self.high.shape)}")
+            raise ValueError(
+                f"high must have the shape of low, {list(self.low.shape)}, got {list(self.high.shape)}"
+            )
         if bool((self.low > self.high).any()):
-            raise ValueError(f"low must not be above high, got low = {_shown(self.low)}, high = {_shown(self.high)}")
+            raise ValueError(
+                f"low must not be above high, got low = {_shown(self.low)}, high = {_shown(self.high)}"
+            )
         self.num_points = positive_count("num_points", num_points)
 
     @classmethod
@@ -73,7 +75,9 @@ class UniformBox:
     def __call__(self, x: Tensor) -> Tensor:
         """Points ``[M, D]``."""
         unit = torch.rand(self.num_points, *_shape_of_input(x), dtype=x.dtype, device=x.device)
-        low, high = (_fitting(name, bound, unit) for name, bound in (("low", self.low), ("high", self.high)))
+        low, high = (
+            _fitting(name, bound, unit) for name, bound in (("low", self.low), ("high", self.high))
+        )
         # Rounding may move a point beyond the end of a side.
         return (low + (high - low) * unit).clamp(low, high)
 
@@ -117,7 +121,9 @@ class BetweenRows:
         first = torch.randint(number, (self.num_points,), device=device)
         # Another row than the first, each with the same probability.
         second = (first + torch.randint(1, number, (self.num_points,), device=device)) % number
-        share = torch.rand(self.num_points, *(1,) * (self.points.dim() - 1), dtype=self.points.dtype, device=device)
+        share = torch.rand(
+            self.num_points, *(1,) * (self.points.dim() - 1), dtype=self.points.dtype, device=device
+        )
         return torch.lerp(self.points[first], self.points[second], share).to(x)
 
     def __repr__(self) -> str:

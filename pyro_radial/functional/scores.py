@@ -14,8 +14,6 @@ from pyro_radial._pyro.checks import positive_float
 from pyro_radial.functional.gaussian import JITTER, with_diagonal
 from pyro_radial.functional.priors.function_prior import check_finite, check_floating
 
-__all__ = ["GaussianScore", "ScoreEstimator", "SteinScore"]
-
 #: A function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the distribution
 #: of the draws at the values ``at``, ``[T, K]``, or at the draws. The result has no gradient.
 #:
@@ -99,7 +97,9 @@ class SteinScore:
         if at is None:
             return white.score(base + solution, samples)
         kernel, h = residual(white.at)
-        return white.score(_gaussian_score(white, white.at, False) + (h - kernel @ solution) / eta, samples)
+        return white.score(
+            _gaussian_score(white, white.at, False) + (h - kernel @ solution) / eta, samples
+        )
 
 
 class _White(NamedTuple):
@@ -114,7 +114,9 @@ class _White(NamedTuple):
 
     def score(self, score: Tensor, like: Tensor) -> Tensor:
         """Transform a score from white coordinates to those of the draws, in their dtype."""
-        return torch.linalg.solve_triangular(self.factor, score, upper=False, left=False).to(like.dtype)
+        return torch.linalg.solve_triangular(self.factor, score, upper=False, left=False).to(
+            like.dtype
+        )
 
 
 def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
@@ -141,7 +143,9 @@ def _whiten(samples: Tensor, at: Tensor | None) -> _White:
     _check_samples(samples, at)
     num_samples, dim = samples.shape
     if num_samples < dim + 3:
-        raise ValueError(f"samples must be at least {dim + 3} draws of {dim} values, got {num_samples}")
+        raise ValueError(
+            f"samples must be at least {dim + 3} draws of {dim} values, got {num_samples}"
+        )
     values = samples.double()
     centered = values - values.mean(0)
     covariance = centered.mT @ centered / (num_samples - 1)
@@ -168,4 +172,6 @@ def _check_samples(samples: Tensor, at: Tensor | None) -> None:
         check_floating(name, values)
         check_finite(name, values)
         if values.dim() != 2 or values.shape[1] != samples.shape[-1] or values.shape[1] == 0:
-            raise ValueError(f"{name} must be values of shape [S, K], got shape {list(values.shape)}")
+            raise ValueError(
+                f"{name} must be values of shape [S, K], got shape {list(values.shape)}"
+            )

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior, moments_of
-
-__all__ = ["init_to_prior"]
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_points,
+    check_prior,
+    moments_of,
+)
 
 #: Rows at which a prior is asked, how far from them in standard deviations of an input, and the least correlation.
 MOST_ROWS, SHIFT, LEAST_CORRELATION = 50, 0.3, 1e-3
@@ -48,7 +51,9 @@ def init_to_prior(network: nn.Module, prior: FunctionPrior, points: Tensor) -> n
     check_points(points, "points")
     layer = next((module for module in network.modules() if isinstance(module, nn.Linear)), None)
     if layer is None or points.shape[1:] != (layer.in_features,):
-        raise ValueError(f"network must start with a linear layer of inputs {list(points.shape[1:])}, got {layer}")
+        raise ValueError(
+            f"network must start with a linear layer of inputs {list(points.shape[1:])}, got {layer}"
+        )
     rows = points[:: -(-len(points) // MOST_ROWS)].double()
     size = len(rows)
     shifts = SHIFT * points.double().std(0, correction=0)

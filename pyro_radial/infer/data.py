@@ -17,18 +17,6 @@ from pyro_radial._pyro.checks import kind_of
 from pyro_radial._pyro.compat import tree_leaves, tree_map, tree_map_only
 from pyro_radial.nn.named_likelihoods import split_missing
 
-__all__ = [
-    "Batches",
-    "Inputs",
-    "Rows",
-    "as_inputs",
-    "check_inputs",
-    "move",
-    "num_rows",
-    "parts",
-    "take",
-]
-
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
@@ -56,7 +44,9 @@ class Rows:
         self.dataset = data if isinstance(data, Dataset) else None
         if self.dataset is None:
             if not isinstance(data, tuple | list) or len(data) < 2:
-                raise ValueError(f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {kind_of(data)}")
+                raise ValueError(
+                    f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {kind_of(data)}"
+                )
             self._inputs, self._targets = (_tensors(part, dtype) for part in _split(data))
             check_inputs(self._inputs, f"{name}: x")
             check_inputs(_known(self._targets), f"{name}: y")
@@ -65,7 +55,10 @@ class Rows:
                     f"{name}: y must have as many rows as x, got {num_rows(self._targets)} for {num_rows(self._inputs)}"
                 )
             if any(leaf.requires_grad for leaf in tree_leaves(self.tensors)):
-                warnings.warn(f"{name} requires gradients, which are left out; pass tensor.detach()", stacklevel=4)
+                warnings.warn(
+                    f"{name} requires gradients, which are left out; pass tensor.detach()",
+                    stacklevel=4,
+                )
                 self._inputs, self._targets = tree_map(Tensor.detach, self.tensors)
         if len(self) == 0:
             raise ValueError(f"{name} must have at least one row, got none")
@@ -85,7 +78,9 @@ class Rows:
         batch = self._collated(index)
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             what = type(self.dataset[int(index[0])]).__name__
-            raise ValueError(f"{self.name}: an item of the Dataset must be a pair (x, y), got {what}")
+            raise ValueError(
+                f"{self.name}: an item of the Dataset must be a pair (x, y), got {what}"
+            )
         x, y = _split(batch)
         check_inputs(x, f"{self.name}: x", index)
         check_inputs(_known(y), f"{self.name}: y", index)
@@ -103,7 +98,9 @@ class Rows:
             if self._check is not None:
                 self._check(y)
         except ValueError as error:
-            raise ValueError(f"{self.name}: {error}{'' if self.dataset is None else ' of a batch'}") from error
+            raise ValueError(
+                f"{self.name}: {error}{'' if self.dataset is None else ' of a batch'}"
+            ) from error
 
     def all(self) -> tuple[Inputs, Inputs]:
         """Every row, in order."""
@@ -151,10 +148,16 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
         raise ValueError(f"{name} must hold at least one tensor, got an empty {type(x).__name__}")
     for part, tensor in named:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise ValueError(f"{part} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}")
+            raise ValueError(
+                f"{part} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}"
+            )
         # A sum is many times faster to check than all elements, but it can overflow where no element does.
         if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
-            what, broken = ("NaN", tensor.isnan()) if bool(tensor.isnan().any()) else ("infinity", tensor.isinf())
+            what, broken = (
+                ("NaN", tensor.isnan())
+                if bool(tensor.isnan().any())
+                else ("infinity", tensor.isinf())
+            )
             rows = broken.flatten(1).any(1) if tensor.dim() > 1 else broken
             first = int(rows.int().argmax())
             row = first if index is None else int(index[first])
@@ -168,7 +171,11 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
 
 def _known(y: object) -> Any:
     """Targets with zeros where those of named outputs are missing."""
-    return tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y) if isinstance(y, dict) else y
+    return (
+        tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y)
+        if isinstance(y, dict)
+        else y
+    )
 
 
 def num_rows(x: Inputs) -> int:
@@ -195,7 +202,8 @@ def _named(x: object, name: str) -> list[tuple[str, Any]]:
 def _split(parts: Any) -> tuple[Any, Any]:
     """Split into inputs, a tuple if there are several, and targets, which come last."""
     *inputs, y = (
-        tuple(part) if isinstance(part, list) and part and isinstance(part[0], Tensor) else part for part in parts
+        tuple(part) if isinstance(part, list) and part and isinstance(part[0], Tensor) else part
+        for part in parts
     )
     return inputs[0] if len(inputs) == 1 else tuple(inputs), y
 
@@ -205,8 +213,12 @@ def _tensors(value: object, dtype: torch.dtype | None) -> Any:
 
     def convert(array: object) -> Tensor:
         # torch has no read-only tensors, and warns.
-        tensor = torch.as_tensor(array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array)
-        return tensor.to(dtype or torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+        tensor = torch.as_tensor(
+            array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array
+        )
+        return (
+            tensor.to(dtype or torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+        )
 
     if isinstance(value, Mapping):
         return {name: _tensors(part, dtype) for name, part in value.items()}
@@ -219,7 +231,9 @@ def _check_loader(loader: DataLoader[Any], name: str) -> None:
         return
     sampler = loader.sampler
     plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler or not plain:
         raise ValueError(
@@ -293,7 +307,12 @@ def _sent(x: Inputs, device: torch.device) -> Any:
     """The rows on a device; from pinned memory, so that nothing waits for the copy."""
     if device.type != "cuda":
         return move(x, device)
-    return tree_map(lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True), x)
+    return tree_map(
+        lambda tensor: (
+            tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True)
+        ),
+        x,
+    )
 
 
 def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any], float]]:

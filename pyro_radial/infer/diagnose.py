@@ -29,8 +29,6 @@ from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.poutine import mean_only
 
-__all__ = ["UNMOVED", "Diagnosis", "diagnose", "not_standardized", "share_wider_than"]
-
 # Scales within this root mean square of log(scale / initial scale) count as never moved.
 UNMOVED = 0.01
 # A term dominates if it is this many times the other one.
@@ -80,10 +78,16 @@ class Diagnosis:
             f"KL {float(terms.kl):.4g} (weight {terms.kl_weight:g}), in nats{' per datum' if known else ''}"
         ]
         largest = sorted(terms.kl_by_site.items(), key=lambda item: -float(item[1]))[:3]
-        lines.append("largest KL: " + ", ".join(f"{name} {float(value):.4g}" for name, value in largest))
+        lines.append(
+            "largest KL: " + ", ".join(f"{name} {float(value):.4g}" for name, value in largest)
+        )
         if self.signal is not None:
-            lines.append(f"function: varies by {self.signal:.3g} over inputs, by {self.noise:.3g} over draws")
-        return "\n".join(lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]])
+            lines.append(
+                f"function: varies by {self.signal:.3g} over inputs, by {self.noise:.3g} over draws"
+            )
+        return "\n".join(
+            lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]]
+        )
 
 
 @torch.no_grad()
@@ -128,7 +132,12 @@ def diagnose(
         raise not_finite_parameter(broken)
     elbo = TermsELBO(num_particles=num_particles, kl_weight=kl_weight)
     # Validation is off so that a value that is not finite reaches the report.
-    with one_at_a_time(), evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
+    with (
+        one_at_a_time(),
+        evaluating(model, guide),
+        seeded(0, device),
+        pyro.validation_enabled(False),
+    ):
         elbo(model, guide)(x, y)  # type: ignore[arg-type]
         sites = tree_leaves(function_sites(getattr(model, "likelihood", None), function_site))
         spreads = [_spreads(model, guide, x, max(2, num_particles), site) for site in sites]
@@ -137,7 +146,9 @@ def diagnose(
         wide = None
         pulls: dict[str, float] = {}
         if isinstance(guide, AutoPerSite):
-            pulls = _scale_pulls(TermsELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles))
+            pulls = _scale_pulls(
+                TermsELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles)
+            )
             wide = share_wider_than(WIDE, model, guide, x)
     terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
@@ -154,7 +165,9 @@ def diagnose(
 
 
 @torch.no_grad()
-def share_wider_than(fraction: float, model: Callable[..., Any], guide: Callable[..., Any], x: Any) -> float | None:
+def share_wider_than(
+    fraction: float, model: Callable[..., Any], guide: Callable[..., Any], x: Any
+) -> float | None:
     """Return the share of weights with a standard deviation above a fraction of the prior's; None if none is known."""
     drawn = poutine.trace(guide).get_trace(x)
     prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(x).nodes
@@ -169,7 +182,9 @@ def share_wider_than(fraction: float, model: Callable[..., Any], guide: Callable
     return wide / total if total else None
 
 
-def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str) -> tuple[float | None, float | None]:
+def _spreads(
+    model: Any, guide: Any, x: Any, num_draws: int, function_site: str
+) -> tuple[float | None, float | None]:
     """Root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
 
     def function(own_guide: Any) -> Any:
@@ -189,14 +204,20 @@ def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str)
     return float(signal), float(draws.var(0).mean().sqrt())
 
 
-def _scale_pulls(loss: TermsELBO, model: Any, guide: AutoPerSite, batch: Any, number: int) -> dict[str, float]:
+def _scale_pulls(
+    loss: TermsELBO, model: Any, guide: AutoPerSite, batch: Any, number: int
+) -> dict[str, float]:
     """The mean of dL / d log(scale) over the weights of each site where it is far from zero, beyond its noise."""
-    sites = {name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad}
+    sites = {
+        name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad
+    }
     found: dict[str, list[float]] = {name: [] for name in sites}
     for _ in range(number if sites else 0):
         with torch.enable_grad():
             value = loss(model, guide)(*batch)
-            gradients = torch.autograd.grad(value, [site.scale for site in sites.values()], allow_unused=True)
+            gradients = torch.autograd.grad(
+                value, [site.scale for site in sites.values()], allow_unused=True
+            )
         for (name, site), gradient in zip(sites.items(), gradients, strict=True):
             if gradient is not None:
                 to_scale = transform_to(site.family.scale_constraint)
@@ -241,9 +262,15 @@ def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
         )
 
 
-def _on_scales(unmoved: list[str], changes: dict[str, float], share_wide: float | None) -> Iterator[str]:
+def _on_scales(
+    unmoved: list[str], changes: dict[str, float], share_wide: float | None
+) -> Iterator[str]:
     if unmoved:
-        which = "No scale has" if len(unmoved) == len(changes) else f"The scales of {', '.join(unmoved)} have not"
+        which = (
+            "No scale has"
+            if len(unmoved) == len(changes)
+            else f"The scales of {', '.join(unmoved)} have not"
+        )
         yield (
             f"{which} moved from the start, so the uncertainty is still the initial one. This is expected before "
             "training; after it, train longer or with a larger learning rate."
@@ -291,8 +318,14 @@ def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
         return None
     outputs, found = {"": (likelihood, y)}, []
     if isinstance(likelihood, NamedLikelihoods) and isinstance(y, dict):
-        outputs = {f"{name} ": (part, y[name]) for name, part in likelihood.by_name.items() if name in y}
-    real = {n: pair for n, pair in outputs.items() if isinstance(pair[0], Gaussian | HeteroscedasticGaussian)}
+        outputs = {
+            f"{name} ": (part, y[name]) for name, part in likelihood.by_name.items() if name in y
+        }
+    real = {
+        n: pair
+        for n, pair in outputs.items()
+        if isinstance(pair[0], Gaussian | HeteroscedasticGaussian)
+    }
     parts = x.values() if isinstance(x, dict) else x if isinstance(x, tuple) else (x,)
     size = max((_largest(part) for part in parts if part.is_floating_point()), default=0.0)
     if size > (MOST_OF_INPUT if real else MOST_OF_INPUT_FOR_CLASSES) and not _scales_inputs(model):
@@ -301,13 +334,18 @@ def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
         if not (isinstance(targets, Tensor) and targets.is_floating_point()):
             continue
         there = targets[~targets.reshape(len(targets), -1).isnan().any(-1)]
-        mean, spread = float(there.mean()), float(there.std(0, correction=0).max()) if len(there) else 0.0
+        mean, spread = (
+            float(there.mean()),
+            float(there.std(0, correction=0).max()) if len(there) else 0.0,
+        )
         least = LEAST_SPREAD * min(1.0, float(getattr(part, "scale", 1.0)))
         if len(there) and (_largest(there) > MOST_OF_TARGET or 0.0 < spread < least):
             found.append(f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}")
     if not found:
         return None
-    advice = "Standardize inputs and real targets by the training rows, and convert predictions back."
+    advice = (
+        "Standardize inputs and real targets by the training rows, and convert predictions back."
+    )
     return f"The data have {' and '.join(found)}, but the priors and the noise expect about unit size. {advice}"
 
 
@@ -319,5 +357,10 @@ def _largest(values: Tensor) -> float:
 def _scales_inputs(model: object) -> bool:
     """Whether the first layer with parameters of a Bayesian network normalizes its inputs."""
     networks = (part.skeleton for part in submodules(model) if isinstance(part, BayesianModule))
-    layers = (layer for network in networks for layer in network.modules() if [*layer.parameters(recurse=False)])
+    layers = (
+        layer
+        for network in networks
+        for layer in network.modules()
+        if [*layer.parameters(recurse=False)]
+    )
     return "Norm" in type(next(layers, None)).__name__

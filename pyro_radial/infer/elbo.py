@@ -34,20 +34,6 @@ from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.nn.modules import Autocast
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
-__all__ = [
-    "LossTerms",
-    "Run",
-    "TermsELBO",
-    "as_tensor",
-    "average",
-    "check_weight",
-    "entropies",
-    "is_auxiliary",
-    "not_finite_parameter",
-    "num_data_of",
-    "own_distribution",
-]
-
 PARTICLE_PLATE = "num_particles_vectorized"
 
 
@@ -117,14 +103,20 @@ class LossTerms:
     def per_datum(self) -> "LossTerms":
         """Return the same terms divided by N, with ``num_data=1``; a ValueError if no observation is in a plate."""
         if self.num_data is None:
-            raise ValueError("per_datum: observations must be in a plate, got none, so the number of data is unknown")
+            raise ValueError(
+                "per_datum: observations must be in a plate, got none, so the number of data is unknown"
+            )
         return replace(average([self], self.num_data), num_data=1)
 
     def copied(self) -> "LossTerms":
         """Return the same terms in memory of their own."""
         by_site = (self.nll_by_site, self.kl_by_site, self.weight_space_kl_by_site)
-        nll, kl, weight_space_kl = ({name: value.clone() for name, value in each.items()} for each in by_site)
-        return replace(self, nll_by_site=nll, kl_by_site=kl, weight_space_kl_by_site=weight_space_kl)
+        nll, kl, weight_space_kl = (
+            {name: value.clone() for name, value in each.items()} for each in by_site
+        )
+        return replace(
+            self, nll_by_site=nll, kl_by_site=kl, weight_space_kl_by_site=weight_space_kl
+        )
 
     def not_finite(self) -> list[str]:
         """Return in words which terms are NaN or infinite; reads each term on the host."""
@@ -133,7 +125,11 @@ class LossTerms:
             ("KL", self.kl_by_site),
             ("weight-space KL", self.weight_space_kl_by_site),
         )
-        named = [(f"{kind} of site '{name}'", value) for kind, terms in kinds for name, value in terms.items()]
+        named = [
+            (f"{kind} of site '{name}'", value)
+            for kind, terms in kinds
+            for name, value in terms.items()
+        ]
         return [name for name, value in named if not bool(torch.isfinite(value))]
 
 
@@ -273,7 +269,11 @@ class TermsELBO(TraceMeanField_ELBO):
 
     def weight_at(self, step: int) -> float:
         """Return the weight of the KL at a step, counted from zero."""
-        return check_weight(self.kl_weight(step)) if callable(self.kl_weight) else float(self.kl_weight)
+        return (
+            check_weight(self.kl_weight(step))
+            if callable(self.kl_weight)
+            else float(self.kl_weight)
+        )
 
     def keep(self, terms: Callable[[], LossTerms], gradients: bool) -> None:
         """Let :attr:`terms` return those of a loss that was evaluated elsewhere; with gradients it counts as a step."""
@@ -305,7 +305,9 @@ class TermsELBO(TraceMeanField_ELBO):
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss as a tensor to differentiate, without a host-device synchronization."""
         step = self.step + torch.is_grad_enabled()
-        loss, evaluated = self._loss_and_passes(model, guide, args, kwargs, self.weight_at(self.step), step)
+        loss, evaluated = self._loss_and_passes(
+            model, guide, args, kwargs, self.weight_at(self.step), step
+        )
         self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
         return loss
 
@@ -320,11 +322,15 @@ class TermsELBO(TraceMeanField_ELBO):
         loss = as_tensor(sum([loss for loss, _ in passes]) / self.num_particles)
         return loss, [terms for _, terms in passes]
 
-    def _total_of_passes(self, model: Any, guide: Any, args: Any, kwargs: Any, backward: bool) -> Tensor:
+    def _total_of_passes(
+        self, model: Any, guide: Any, args: Any, kwargs: Any, backward: bool
+    ) -> Tensor:
         total: Any = 0.0
         evaluated = []
         step = self.step + torch.is_grad_enabled()
-        for loss, terms in self._passes(model, guide, args, kwargs, self.weight_at(self.step), step):
+        for loss, terms in self._passes(
+            model, guide, args, kwargs, self.weight_at(self.step), step
+        ):
             evaluated.append(terms)
             total = total + loss.detach() / self.num_particles
             if backward and loss.requires_grad:
@@ -346,7 +352,9 @@ class TermsELBO(TraceMeanField_ELBO):
         check_types(Callable, model=model, guide=guide)
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
-            observed = {name: -site["log_prob_sum"] for name, site in _observed(model_trace).items()}
+            observed = {
+                name: -site["log_prob_sum"] for name, site in _observed(model_trace).items()
+            }
             latent, weights = self._kls(run)
             loss = _weighted(_total(observed), weight, _total(latent))
             loss = _weighted(loss, self.weight_space_kl, _total(weights))
@@ -357,12 +365,15 @@ class TermsELBO(TraceMeanField_ELBO):
                 if name in latent
             }
             nll, kl, weight_space_kl = (
-                {name: value.detach() for name, value in terms.items()} for terms in (observed, latent, weights)
+                {name: value.detach() for name, value in terms.items()}
+                for terms in (observed, latent, weights)
             )
             others = partial(entropies, parts), num_data_of(model_trace), run.sampled
             yield loss, LossTerms(weight, nll, kl, *others, self.weight_space_kl, weight_space_kl)
 
-    def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
+    def _get_trace(
+        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Trace, Trace]:
         """Run the guide, and the model on it, and compute the log-densities of observations only.
 
         Pyro also computes those of all latent sites, which an analytic KL does not need.
@@ -370,7 +381,9 @@ class TermsELBO(TraceMeanField_ELBO):
         run: Any = poutine.trace(guide)
         try:
             guide_trace = run.get_trace(*args, **kwargs)
-            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(
+                *args, **kwargs
+            )
         except ValueError as error:
             # Validation stops at a value that follows from a broken parameter.
             for name, site in dict[str, Any](run.trace.nodes).items():
@@ -380,7 +393,10 @@ class TermsELBO(TraceMeanField_ELBO):
         self._check_covered(model_trace, guide_trace)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
-        model_trace, guide_trace = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
+        model_trace, guide_trace = (
+            prune_subsample_sites(model_trace),
+            prune_subsample_sites(guide_trace),
+        )
         model_trace.compute_log_prob(lambda _, site: site["is_observed"])
         if is_validation_enabled():
             nodes: list[Any] = [*model_trace.nodes.values(), *guide_trace.nodes.values()]
@@ -400,7 +416,9 @@ class TermsELBO(TraceMeanField_ELBO):
         """The KLs by site, and the KLs of the weights in losses that compare functions."""
         return self._site_kls(run), {}
 
-    def _site_kls(self, run: Run, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
+    def _site_kls(
+        self, run: Run, wanted: Callable[[str], bool] = lambda _: True
+    ) -> dict[str, Tensor]:
         """The KL of each latent site of the guide with a wanted name."""
         return {
             name: self._site_kl(name, site, run)
@@ -414,13 +432,17 @@ class TermsELBO(TraceMeanField_ELBO):
         if isinstance(kl, Tensor):
             return kl
         if self.strict_kl:
-            raise ValueError(f"strict_kl: site '{name}' is {kl}, so its KL would be estimated from samples")
+            raise ValueError(
+                f"strict_kl: site '{name}' is {kl}, so its KL would be estimated from samples"
+            )
         run.sampled[name] = kl
         return _sampled_kl(name, run.model_trace, run.guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
         latent, drawn = model_trace.iter_stochastic_nodes(), guide_trace.iter_stochastic_nodes()
-        missing = [name for name, site in latent if name not in guide_trace and not site_is_subsample(site)]
+        missing = [
+            name for name, site in latent if name not in guide_trace and not site_is_subsample(site)
+        ]
         if not missing:
             return
         advice = ""
@@ -430,7 +452,9 @@ class TermsELBO(TraceMeanField_ELBO):
                 "the model as it is now, such as AutoRadial(model) or chain.guide(AutoRadial), or call use_head with "
                 "the head that the guide was made for"
             )
-        raise ValueError(f"guide must have latent site '{missing[0]}' of the model, got none{advice}")
+        raise ValueError(
+            f"guide must have latent site '{missing[0]}' of the model, got none{advice}"
+        )
 
 
 def not_finite_parameter(name: str) -> ValueError:
@@ -457,7 +481,11 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
 def _observed(model_trace: Trace) -> dict[str, Any]:
     """The sites of observations."""
     sites = dict[str, Any](model_trace.nodes).items()
-    return {n: s for n, s in sites if s["type"] == "sample" and s["is_observed"] and not is_deterministic(s)}
+    return {
+        n: s
+        for n, s in sites
+        if s["type"] == "sample" and s["is_observed"] and not is_deterministic(s)
+    }
 
 
 def num_data_of(model_trace: Trace) -> int | None:
@@ -466,7 +494,9 @@ def num_data_of(model_trace: Trace) -> int | None:
     for site in _observed(model_trace).values():
         frames = [f for f in site["cond_indep_stack"] if f.name != PARTICLE_PLATE]
         if frames:
-            sizes[frozenset(f.name for f in frames)] = math.prod(f.full_size or f.size for f in frames)
+            sizes[frozenset(f.name for f in frames)] = math.prod(
+                f.full_size or f.size for f in frames
+            )
     return sum(sizes.values()) if sizes else None
 
 
@@ -516,13 +546,21 @@ def _sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
     site: Any = guide_trace.nodes[name]
     check_drawn(name, site, "prior must have a KL in closed form")
     score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
-    entropy_term: Tensor = score_parts.scale_and_mask(site["scale"], site["mask"]).entropy_term.sum()
-    return entropy_term - _log_prob_sum(name, model_trace) if name in model_trace.nodes else entropy_term
+    entropy_term: Tensor = score_parts.scale_and_mask(
+        site["scale"], site["mask"]
+    ).entropy_term.sum()
+    return (
+        entropy_term - _log_prob_sum(name, model_trace)
+        if name in model_trace.nodes
+        else entropy_term
+    )
 
 
 def own_distribution(site: Any) -> Any:
     """A site's distribution before the plate of particles repeated it, unless a handler has replaced it since."""
-    return site["own_distribution"] if site["fn"] is site.get("repeated_distribution") else site["fn"]
+    return (
+        site["own_distribution"] if site["fn"] is site.get("repeated_distribution") else site["fn"]
+    )
 
 
 def _log_prob_sum(name: str, trace: Any) -> Tensor:

@@ -13,8 +13,6 @@ from pyro.infer.reparam.reparam import Reparam
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.wrappers import leaf, map_leaf
 
-__all__ = ["HalfCauchyReparam"]
-
 
 class HalfCauchyReparam(Reparam):
     r"""Write a half-Cauchy site as the root of a product of two sites with closed-form KLs.
@@ -51,9 +49,13 @@ class HalfCauchyReparam(Reparam):
         name, fn, value = msg["name"], msg["fn"], msg["value"]
         half_cauchy = leaf(fn)
         if not isinstance(half_cauchy, torch.distributions.HalfCauchy):
-            raise ValueError(f"the distribution of site '{name}' must be HalfCauchy, got {type(half_cauchy).__name__}")
+            raise ValueError(
+                f"the distribution of site '{name}' must be HalfCauchy, got {type(half_cauchy).__name__}"
+            )
         if msg["is_observed"]:
-            raise ValueError(f"site '{name}' must be latent to have two factors, got an observed site")
+            raise ValueError(
+                f"site '{name}' must be latent to have two factors, got an observed site"
+            )
         scale = half_cauchy.scale
         # An initial value is split into factors that are equal in units of the scales of their distributions.
         initial = (None, None) if value is None else (value * scale, value / scale)
@@ -63,7 +65,13 @@ class HalfCauchyReparam(Reparam):
             return pyro.sample(f"{name}_{kind}", nested, obs=start, infer={"is_observed": False})
 
         kinds = ("gamma", "inverse_gamma")
-        factors = [factor(*each) for each in zip(kinds, half_cauchy_factors(scale), initial, strict=True)]
+        factors = [
+            factor(*each) for each in zip(kinds, half_cauchy_factors(scale), initial, strict=True)
+        ]
         if value is None:
             value = half_cauchy_value(*factors)
-        return {"fn": dist.Delta(value, event_dim=fn.event_dim).mask(False), "value": value, "is_observed": True}
+        return {
+            "fn": dist.Delta(value, event_dim=fn.event_dim).mask(False),
+            "value": value,
+            "is_observed": True,
+        }

@@ -35,8 +35,6 @@ from pyro_radial.nn.site_priors import (
     site_priors,
 )
 
-__all__ = ["BayesianModule", "check_fixed", "keeping_buffers", "place_below", "submodules"]
-
 STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
 
@@ -103,7 +101,9 @@ class BayesianModule(UniquelyNamed):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "prior" and "_site_priors" in vars(self):
-            raise AttributeError("prior cannot be set; make a new BayesianModule(net, prior=...), or use swap_prior")
+            raise AttributeError(
+                "prior cannot be set; make a new BayesianModule(net, prior=...), or use swap_prior"
+            )
         super().__setattr__(name, value)
 
     @property
@@ -143,7 +143,10 @@ class BayesianModule(UniquelyNamed):
         :returns: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name; the first value of a parameter
             that the network does not use.
         """
-        return {name: self._sample(name) if self._in_use(name) else initial for name, initial in self._initial.items()}
+        return {
+            name: self._sample(name) if self._in_use(name) else initial
+            for name, initial in self._initial.items()
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Sample the parameters and call the network.
@@ -157,7 +160,13 @@ class BayesianModule(UniquelyNamed):
         if sites.noises:
             sites.check(values)
             return self._local.output(
-                self._output, self._own.unchanged_on_error, values, sites, self._shapes, args, kwargs
+                self._output,
+                self._own.unchanged_on_error,
+                values,
+                sites,
+                self._shapes,
+                args,
+                kwargs,
             )
         return self.at(values, *args, **kwargs)
 
@@ -170,14 +179,18 @@ class BayesianModule(UniquelyNamed):
         :raises ValueError: naming the site, for a value of another shape.
         """
         check_types(Mapping, parameters=parameters)
-        return self._output(*split_draws({**self._initial, **parameters}, self._shapes), args, kwargs)
+        return self._output(
+            *split_draws({**self._initial, **parameters}, self._shapes), args, kwargs
+        )
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Drop leading dims of size one, and take the network's first value of a parameter without a value."""
         check_types(Mapping, parameters=parameters)
         draws, shared, _ = split_draws(parameters, self._shapes)
         if draws:
-            raise ValueError(f"parameters must have one value for each site, got draws of shape {draws}")
+            raise ValueError(
+                f"parameters must have one value for each site, got draws of shape {draws}"
+            )
         return {**self._initial, **shared}
 
     @property
@@ -223,7 +236,9 @@ class BayesianModule(UniquelyNamed):
             random = {name: self._value_in(name, draw) for name in self._shapes}
             trained = {**random, **self._own.trained()}
             fixed = {name: _own_copy(tensor) for name, tensor in self._own.fixed().items()}
-        tensors: dict[str, Tensor] = {name: nn.Parameter(_own_copy(t)) for name, t in trained.items()}
+        tensors: dict[str, Tensor] = {
+            name: nn.Parameter(_own_copy(t)) for name, t in trained.items()
+        }
         for name, _ in self._functional.skeleton.named_parameters():
             if name in fixed:
                 fixed[name] = nn.Parameter(fixed[name], requires_grad=False)
@@ -243,7 +258,10 @@ class BayesianModule(UniquelyNamed):
     def fixed_tensors(self) -> dict[str, Tensor]:
         """Copies of the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
         with poutine.block():
-            return {name: _own_copy(t) for name, t in {**self._own.trained(), **self._own.fixed()}.items()}
+            return {
+                name: _own_copy(t)
+                for name, t in {**self._own.trained(), **self._own.fixed()}.items()
+            }
 
     def train(self, mode: bool = True) -> "BayesianModule":
         """Set train or eval mode for this module and the network's computation."""
@@ -261,7 +279,9 @@ class BayesianModule(UniquelyNamed):
     def _make_site_priors(self) -> None:
         self._site_priors = site_priors(self.prior, self._initial)
         # Plates would change these distributions themselves.
-        self._copied_priors = {name for name, prior in self._site_priors.items() if expands_in_place(prior)}
+        self._copied_priors = {
+            name for name, prior in self._site_priors.items() if expands_in_place(prior)
+        }
 
     def _in_use(self, name: str) -> bool:
         uses_parameter = getattr(self.skeleton, "uses_parameter", None)
@@ -273,7 +293,9 @@ class BayesianModule(UniquelyNamed):
             return self.prior.sample_parameter(name, initial)
         prior = self._site_priors[name]
         infer: Any = {"initial_value": initial}
-        return pyro.sample(name, to_like(prior, initial) if name in self._copied_priors else prior, infer=infer)
+        return pyro.sample(
+            name, to_like(prior, initial) if name in self._copied_priors else prior, infer=infer
+        )
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         value: Any = draw.get(name, self._initial[name])
@@ -284,7 +306,9 @@ class BayesianModule(UniquelyNamed):
             missing = prune_subsample_sites(trace).stochastic_nodes
             if missing:
                 needs = "" if missing == [name] else f", which {name!r} needs"
-                raise ValueError(f"draw must hold a value for site {missing[0]!r}{needs}, got values for {list(draw)}")
+                raise ValueError(
+                    f"draw must hold a value for site {missing[0]!r}{needs}, got values for {list(draw)}"
+                )
             value = trace.nodes["_RETURN"]["value"]
         shape = self._shapes[name]
         if value.numel() != shape.numel() or value.shape[value.dim() - len(shape) :] != shape:
@@ -294,14 +318,17 @@ class BayesianModule(UniquelyNamed):
         return value.reshape(shape)
 
 
-def check_fixed(bnn: BayesianModule, argument: str, tensors: Mapping[str, Tensor], sites: Collection[str] = ()) -> None:
+def check_fixed(
+    bnn: BayesianModule, argument: str, tensors: Mapping[str, Tensor], sites: Collection[str] = ()
+) -> None:
     """Raise a ValueError that names tensors besides sites that the network of a module does not have, or otherwise."""
     own = bnn.fixed_tensors()
     known = {*bnn.skeleton.state_dict(), *own}
     if others := [
         name
         for name, tensor in tensors.items()
-        if name not in sites and not (torch.equal(own[name], tensor.to(own[name])) if name in own else name in known)
+        if name not in sites
+        and not (torch.equal(own[name], tensor.to(own[name])) if name in own else name in known)
     ]:
         raise ValueError(
             f"{argument} must have the buffers and fixed parameters that BayesianModule(net) has "
@@ -326,7 +353,11 @@ class _ParameterSites(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         name, noise = msg["name"], msg["infer"].get(NOISE)
         if noise is not None and name in self._names:
-            self.noises[name], self.shapes[name], self._values[name] = noise, msg["fn"].shape(), msg["value"]
+            self.noises[name], self.shapes[name], self._values[name] = (
+                noise,
+                msg["fn"].shape(),
+                msg["value"],
+            )
 
     def check(self, values: dict[str, Tensor]) -> None:
         """Raise a ValueError naming an undrawn site from which the prior computes a parameter."""
@@ -338,7 +369,9 @@ class _ParameterSites(Messenger):
                 )
 
 
-def _make_gradients_dense(net: nn.Module, skeleton: nn.Module, random: Mapping[str, Tensor]) -> None:
+def _make_gradients_dense(
+    net: nn.Module, skeleton: nn.Module, random: Mapping[str, Tensor]
+) -> None:
     """Turn off sparse gradients of random embeddings: a draw has a gradient in all its elements."""
     ids = {id(parameter) for parameter in random.values()}
     for original, module in zip(net.modules(), skeleton.modules(), strict=True):
@@ -358,7 +391,11 @@ def submodules(*modules: Any) -> Iterator[nn.Module]:
 @contextmanager
 def keeping_buffers(*modules: Any) -> Iterator[None]:
     """Restore all buffers afterwards, such as the running statistics of batch norm."""
-    owned = [(module, name, b) for module in submodules(*modules) for name, b in module.named_buffers(recurse=False)]
+    owned = [
+        (module, name, b)
+        for module in submodules(*modules)
+        for name, b in module.named_buffers(recurse=False)
+    ]
     kept = [(module, name, b, b.clone()) for module, name, b in owned if not is_lazy(b)]
     try:
         yield
@@ -406,7 +443,9 @@ class _OwnTensors:
 
     def trained(self) -> dict[str, Tensor]:
         """The trained parameters by name; reading them makes their ``param`` statements."""
-        for owner, leaf in () if pyro.settings.get("module_local_params") else self._trained.values():
+        for owner, leaf in (
+            () if pyro.settings.get("module_local_params") else self._trained.values()
+        ):
             _adopt_stored_value(owner, leaf)
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
 

@@ -22,8 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import tree_leaves, tree_map_only
 
-__all__ = ["BATCH_NORMS", "STATISTICS_LAYERS", "FunctionalNet", "loop", "split_draws", "unflatten"]
-
 logger = logging.getLogger("pyro_radial")
 
 # Norm layers that keep running statistics.
@@ -57,14 +55,20 @@ class FunctionalNet:
         self._changes_inputs: bool | None = None
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             self.batching = "loop"
-            logger.info("%s holds a recurrent layer: draws run one after another", type(net).__name__)
+            logger.info(
+                "%s holds a recurrent layer: draws run one after another", type(net).__name__
+            )
 
     def train(self, mode: bool) -> None:
         """Set train or eval mode, as :meth:`torch.nn.Module.train` does."""
         self.skeleton.train(mode)
 
     def single(
-        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within = None
+        self,
+        tensors: dict[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        within: Within = None,
     ) -> Any:
         """Call the network with one set of tensors, by name; tied tensors by their first name.
 
@@ -77,18 +81,31 @@ class FunctionalNet:
         inputs = tree_map_only(Tensor, torch.clone, (args, kwargs))
         output = self._run(tensors, inputs[0], inputs[1], within)
         # The version of a copy is 0 until something is written into it.
-        self._changes_inputs = self._changes_inputs or any(getattr(part, "_version", 0) for part in tree_leaves(inputs))
+        self._changes_inputs = self._changes_inputs or any(
+            getattr(part, "_version", 0) for part in tree_leaves(inputs)
+        )
         return output
 
     def _run(
-        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within = None
+        self,
+        tensors: dict[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        within: Within = None,
     ) -> Any:
         given, skeleton = dict(tensors), self.skeleton
-        before = {name: tensors[name].clone() for name, _ in skeleton.named_buffers() if name in tensors}
+        before = {
+            name: tensors[name].clone() for name, _ in skeleton.named_buffers() if name in tensors
+        }
         context = nullcontext if within is None else within
         if not self._recomputes:
             try:
-                with WITHOUT_FASTPATH, context(tensors), disable_saved_tensors_hooks(RECOMPUTES), _restored(skeleton):
+                with (
+                    WITHOUT_FASTPATH,
+                    context(tensors),
+                    disable_saved_tensors_hooks(RECOMPUTES),
+                    _restored(skeleton),
+                ):
                     return functional_call(skeleton, tensors, args, kwargs)
             except torch.OutOfMemoryError:
                 raise
@@ -132,7 +149,10 @@ class FunctionalNet:
 
             def run(draw: Mapping[str, Tensor]) -> Any:
                 # These copies take what a draw writes to its buffers.
-                own = {name: tensor.clone() if name in buffers else tensor for name, tensor in shared.items()}
+                own = {
+                    name: tensor.clone() if name in buffers else tensor
+                    for name, tensor in shared.items()
+                }
                 return self.single({**own, **draw}, args, kwargs, within)
 
             if self.batching == "loop":
@@ -175,7 +195,9 @@ def split_draws(
     drawn: dict[str, Tensor] = {}
     for name, value in values.items():
         if name not in shapes:
-            raise ValueError(f"parameters must have values of the sites {list(shapes)} only, got {name!r}")
+            raise ValueError(
+                f"parameters must have values of the sites {list(shapes)} only, got {name!r}"
+            )
         check_types(Tensor, **{f"parameters[{name!r}]": value})
         shape = shapes[name]
         cut = value.dim() - len(shape)
@@ -189,7 +211,9 @@ def split_draws(
             shared[name] = value.reshape(shape)
             continue
         if draws and lead != draws:
-            raise ValueError(f"site {name!r} must have draws of shape {draws}, as site {first!r} has, got {lead}")
+            raise ValueError(
+                f"site {name!r} must have draws of shape {draws}, as site {first!r} has, got {lead}"
+            )
         draws, first = lead, first or name
         drawn[name] = value.reshape(math.prod(lead), *shape)
     return draws, shared, drawn
@@ -251,7 +275,9 @@ def _skeleton(net: nn.Module) -> nn.Module:
 @contextmanager
 def _restored(skeleton: nn.Module) -> Iterator[None]:
     """Put the skeleton's own tensors back: functional_call leaves those of the call if a module has two names."""
-    own = [(module, dict(module._parameters), dict(module._buffers)) for module in skeleton.modules()]
+    own = [
+        (module, dict(module._parameters), dict(module._buffers)) for module in skeleton.modules()
+    ]
     try:
         yield
     finally:
@@ -266,7 +292,9 @@ def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
     left_out: set[str] = set()
     layers: list[tuple[Any, Tensor, Tensor]] = []
     for prefix, layer in skeleton.named_modules():
-        if not (isinstance(layer, STATISTICS_LAYERS) and layer.training and layer.track_running_stats):
+        if not (
+            isinstance(layer, STATISTICS_LAYERS) and layer.training and layer.track_running_stats
+        ):
             continue
         if layer.running_mean is None or layer.running_var is None:
             continue

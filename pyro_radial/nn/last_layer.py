@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LastLayerFinder", "hooked", "parameter_names"]
-
 
 def parameter_names(place: str) -> tuple[str, str]:
     """The names of the weight and the bias of the layer at a place in the network."""
@@ -20,7 +18,9 @@ def parameter_names(place: str) -> tuple[str, str]:
 
 
 @contextmanager
-def hooked(layers: Mapping[str, nn.Module], hook: Callable[[str, Tensor, Tensor], Tensor | None]) -> Iterator[None]:
+def hooked(
+    layers: Mapping[str, nn.Module], hook: Callable[[str, Tensor, Tensor], Tensor | None]
+) -> Iterator[None]:
     """Call a function of the place, the input and the output after each call of some layers inside the block.
 
     If it returns a tensor, this is the output.
@@ -52,7 +52,11 @@ class LastLayerFinder:
     @contextmanager
     def watching(self, network: nn.Module) -> Iterator[None]:
         """Look at the network's runs inside the block."""
-        layers = {place: module for place, module in network.named_modules() if isinstance(module, nn.Linear)}
+        layers = {
+            place: module
+            for place, module in network.named_modules()
+            if isinstance(module, nn.Linear)
+        }
         calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
         def seen(place: str, inputs: Tensor, output: Tensor) -> None:

@@ -74,8 +74,14 @@ class Likelihood(UniquelyNamed):
     def __init__(self, *, num_data: int | None = None, event_dim: int = 1) -> None:
         super().__init__()
         self.num_data = num_data
-        if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
-            raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, got {event_dim!r}")
+        if (
+            isinstance(event_dim, bool)
+            or not isinstance(event_dim, int)
+            or event_dim < self.min_event_dim
+        ):
+            raise ValueError(
+                f"event_dim must be an integer >= {self.min_event_dim}, got {event_dim!r}"
+            )
         self.event_dim = event_dim
 
     @property
@@ -116,14 +122,18 @@ class Likelihood(UniquelyNamed):
             y = self.check_target(f, y)
             num_data = self.num_data or size
             if size > num_data:
-                origin = "" if self._given else " from the latest fit; set the likelihood's num_data"
+                origin = (
+                    "" if self._given else " from the latest fit; set the likelihood's num_data"
+                )
                 raise ValueError(
                     f"num_data must be at least {size}, the number of targets in y, got {num_data}{origin}"
                 )
         noise = self.noise(f)
         with pyro.plate("data", num_data, subsample=torch.arange(size, device=f.device), dim=-1):
             f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
-            return pyro.sample("y", masked(self.observation(f, **noise), observed, y), obs=y, infer=TARGET)
+            return pyro.sample(
+                "y", masked(self.observation(f, **noise), observed, y), obs=y, infer=TARGET
+            )
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Make the distribution of the targets.
@@ -176,7 +186,9 @@ class Likelihood(UniquelyNamed):
                 f"got shape {tuple(f.shape)}"
             )
         if f.shape[-1 - self.event_dim] == 0:
-            raise ValueError(f"f must have at least one row at site {FUNCTION_SITE!r}, got shape {tuple(f.shape)}")
+            raise ValueError(
+                f"f must have at least one row at site {FUNCTION_SITE!r}, got shape {tuple(f.shape)}"
+            )
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
         """The targets in the dtype and shape of this distribution, or a ValueError that names ``y``."""
@@ -246,7 +258,9 @@ class Categorical(Likelihood):
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
         """The labels, or a ValueError that names ``y``."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise ValueError(f"y must hold integer labels for site 'y', got {y.dtype}{self._of_one_hot(f, y)}")
+            raise ValueError(
+                f"y must hold integer labels for site 'y', got {y.dtype}{self._of_one_hot(f, y)}"
+            )
         if y.shape != self.target_shape(f):
             raise ValueError(
                 f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
@@ -257,12 +271,18 @@ class Categorical(Likelihood):
         return y
 
     def _of_one_hot(self, f: Tensor, y: Tensor) -> str:
-        return "; if the labels are one-hot, pass y.argmax(-1)" if y.shape == super().target_shape(f) else ""
+        return (
+            "; if the labels are one-hot, pass y.argmax(-1)"
+            if y.shape == super().target_shape(f)
+            else ""
+        )
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
         """Raise a ValueError naming ``y`` for a label out of range."""
         number = f.shape[-1]
-        check_values((y >= 0) & (y < number), y, f"labels from 0 to {number - 1}, of {number} classes,")
+        check_values(
+            (y >= 0) & (y < number), y, f"labels from 0 to {number - 1}, of {number} classes,"
+        )
 
 
 class MaskedCategorical(Categorical):
@@ -375,7 +395,9 @@ class Gaussian(Likelihood):
         self.precision_prior: Following | None = None
         if precision_prior is not None:
             if scale is not None or learn_scale:
-                raise ValueError("precision_prior must be given alone, got scale or learn_scale too")
+                raise ValueError(
+                    "precision_prior must be given alone, got scale or learn_scale too"
+                )
             _check_positive_scalar("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
@@ -388,7 +410,9 @@ class Gaussian(Likelihood):
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """The normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
         scale = noise["scale"]
-        return dist.Normal(f, scale.reshape(scale.shape + (1,) * self.event_dim)).to_event(self.event_dim)
+        return dist.Normal(f, scale.reshape(scale.shape + (1,) * self.event_dim)).to_event(
+            self.event_dim
+        )
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """``f`` itself."""
@@ -423,7 +447,9 @@ class MaskedGaussian(Gaussian):
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """The normal distribution around ``f``, with a log density of zero at NaN."""
         scale = noise["scale"]
-        masked = _MaskedNormal(f, scale.reshape(scale.shape + (1,) * self.event_dim), validate_args=False)
+        masked = _MaskedNormal(
+            f, scale.reshape(scale.shape + (1,) * self.event_dim), validate_args=False
+        )
         return masked.to_event(self.event_dim)
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
@@ -461,7 +487,9 @@ class HeteroscedasticGaussian(Likelihood):
 
     min_event_dim = 1
 
-    def __init__(self, *, num_data: int | None = None, event_dim: int = 1, floor: float = 1e-3) -> None:
+    def __init__(
+        self, *, num_data: int | None = None, event_dim: int = 1, floor: float = 1e-3
+    ) -> None:
         super().__init__(num_data=num_data, event_dim=event_dim)
         self.floor = positive_float("floor", floor)
 
@@ -522,10 +550,16 @@ def masked(distribution: Any, observed: Tensor | None, y: Tensor | None) -> Any:
     check_types(Tensor, observed=observed)
     if observed.dtype != torch.bool or observed.numel() != y.numel():
         got = f"{observed.dtype} of shape {tuple(observed.shape)}"
-        raise ValueError(f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}")
-    dims = distribution.reinterpreted_batch_ndims if isinstance(distribution, dist.Independent) else 0
+        raise ValueError(
+            f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}"
+        )
+    dims = (
+        distribution.reinterpreted_batch_ndims if isinstance(distribution, dist.Independent) else 0
+    )
     each = distribution.base_dist if dims else distribution
-    return each.mask(observed.reshape(*y.shape[: y.dim() - each.event_dim], -1).all(-1)).to_event(dims)
+    return each.mask(observed.reshape(*y.shape[: y.dim() - each.event_dim], -1).all(-1)).to_event(
+        dims
+    )
 
 
 def _sum_last(values: Tensor, dims: int) -> Tensor:
@@ -543,7 +577,11 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         place = tuple((~allowed).nonzero()[0].tolist())
         value = y[place].item()
-        hint = "; MaskedCategorical ignores such labels" if value == MISSING_LABEL and not y.is_floating_point() else ""
+        hint = (
+            "; MaskedCategorical ignores such labels"
+            if value == MISSING_LABEL and not y.is_floating_point()
+            else ""
+        )
         raise ValueError(f"y must hold {wanted} for site 'y', got {value} at {list(place)}{hint}")
 
 

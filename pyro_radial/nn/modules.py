@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 
-__all__ = ["Autocast", "device_of", "dtype_of", "evaluating"]
-
 
 def device_of(*modules: Any) -> torch.device:
     """The device of the first network in the modules, else of the first that has any parameters or buffers."""

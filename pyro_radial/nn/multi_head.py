@@ -13,8 +13,6 @@ from torch import nn
 from pyro_radial._pyro.checks import check_items, check_list, check_types
 from pyro_radial.nn.bayesian_module import submodules
 
-__all__ = ["MultiHead", "under_head", "use_head"]
-
 
 class MultiHead(nn.Module):
     """A network with a head for each task, ``heads[head](trunk(x))``.
@@ -63,7 +61,9 @@ class MultiHead(nn.Module):
     def _check_head(self, argument: str, head: int) -> None:
         """Raise a ValueError that names the argument unless this is the index of a head."""
         if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < len(self.heads):
-            raise ValueError(f"{argument} must be an index of one of {len(self.heads)} heads, got {head!r}")
+            raise ValueError(
+                f"{argument} must be an index of one of {len(self.heads)} heads, got {head!r}"
+            )
 
     def uses_parameter(self, name: str) -> bool:
         """Whether a parameter belongs to the trunk, the head in use, or a head that stays random beside it."""
@@ -71,7 +71,11 @@ class MultiHead(nn.Module):
             return True
         # By identity: a parameter that several heads share has its name in the first of them.
         parameter = attrgetter(name)(self)
-        return any(parameter is own for head in {self.head, *self._also} for own in self.heads[head].parameters())
+        return any(
+            parameter is own
+            for head in {self.head, *self._also}
+            for own in self.heads[head].parameters()
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the head in use for the trunk's output."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import check_types
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, MISSING_LABEL, Likelihood
 
-__all__ = ["MISSING_LABEL", "NamedLikelihoods", "function_sites", "split_missing"]
-
 
 class NamedLikelihoods(nn.Module):
     """Observe each output of a network under its own likelihood.
@@ -31,15 +29,23 @@ class NamedLikelihoods(nn.Module):
 
     def __init__(self, likelihoods: Mapping[str, Likelihood]) -> None:
         super().__init__()
-        check_types(Likelihood, **{f"likelihood[{name!r}]": part for name, part in likelihoods.items()})
+        check_types(
+            Likelihood, **{f"likelihood[{name!r}]": part for name, part in likelihoods.items()}
+        )
         if not likelihoods or len({id(part) for part in likelihoods.values()}) < len(likelihoods):
-            raise ValueError(f"likelihood must have an object of its own for each name, got {dict(likelihoods)}")
+            raise ValueError(
+                f"likelihood must have an object of its own for each name, got {dict(likelihoods)}"
+            )
         try:
             self.by_name: Any = nn.ModuleDict(likelihoods)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"likelihood must have names without a dot, got {list(likelihoods)}: {error}") from None
+            raise ValueError(
+                f"likelihood must have names without a dot, got {list(likelihoods)}: {error}"
+            ) from None
 
-    def forward(self, f: Mapping[str, Tensor], y: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, f: Mapping[str, Tensor], y: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """Record all outputs and observe or sample all targets, by name."""
         f = self.function_values(f)
         targets = {} if y is None else self._observed(y)
@@ -53,7 +59,9 @@ class NamedLikelihoods(nn.Module):
         """Check a network's outputs and return what the sites of the functions record."""
         if not isinstance(f, Mapping) or f.keys() != self.by_name.keys():
             got = list(f) if isinstance(f, Mapping) else type(f).__name__
-            raise ValueError(f"the network of bnn must return a dict with outputs {list(self.by_name)}, got {got}")
+            raise ValueError(
+                f"the network of bnn must return a dict with outputs {list(self.by_name)}, got {got}"
+            )
         result = {}
         for name, likelihood in self.by_name.items():
             with _in_errors(name):
@@ -69,19 +77,31 @@ class NamedLikelihoods(nn.Module):
     @property
     def noise_sites(self) -> dict[str, str]:
         """For each other argument of a distribution, as in ``"energy.scale"``, the site that records it."""
-        each = ((name, *pair) for name, part in self.by_name.items() for pair in part.noise_sites.items())
+        each = (
+            (name, *pair)
+            for name, part in self.by_name.items()
+            for pair in part.noise_sites.items()
+        )
         return {f"{name}.{argument}": f"{name}.{site}" for name, argument, site in each}
 
     def noise(self, f: Tensor) -> dict[str, Tensor]:
         """Sample or read the noise of each output; see :meth:`Likelihood.noise`."""
-        found = {name: _Prefixed(name)(likelihood.noise)(f) for name, likelihood in self.by_name.items()}
-        return {f"{name}.{argument}": value for name, noise in found.items() for argument, value in noise.items()}
+        found = {
+            name: _Prefixed(name)(likelihood.noise)(f) for name, likelihood in self.by_name.items()
+        }
+        return {
+            f"{name}.{argument}": value
+            for name, noise in found.items()
+            for argument, value in noise.items()
+        }
 
     def _observed(self, y: object) -> dict[str, tuple[Tensor, Tensor]]:
         """Each output's targets with numbers where they are missing, and which are there."""
         if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
             got = list(y) if isinstance(y, Mapping) else type(y).__name__
-            raise ValueError(f"y must be a dict with targets for {list(self.by_name)}, NaN if missing, got {got}")
+            raise ValueError(
+                f"y must be a dict with targets for {list(self.by_name)}, NaN if missing, got {got}"
+            )
         check_types(Tensor, **{f"y[{name!r}]": target for name, target in y.items()})
         found = {name: split_missing(y[name]) for name in self.by_name}
         checks = pyro.settings.get("validate_distributions_pyro")

@@ -17,8 +17,6 @@ from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import STATISTICS_LAYERS
 
-__all__ = ["Following", "ParameterPrior", "Select", "check_net", "expands_in_place", "select_parameters", "site_priors"]
-
 NORM_LAYERS = (*STATISTICS_LAYERS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 #: The most names of parameters in an error.
@@ -44,13 +42,19 @@ def site_priors(prior: Any, parameters: Mapping[str, Tensor]) -> dict[str, Torch
     """One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``."""
     if isinstance(prior, Mapping):
         if missing := [name for name in parameters if name not in prior]:
-            raise ValueError(f"prior must have an entry for site {missing[0]!r}, got none for {missing}")
+            raise ValueError(
+                f"prior must have an entry for site {missing[0]!r}, got none for {missing}"
+            )
         if unknown := [name for name in prior if name not in parameters]:
-            raise ValueError(f"prior must have entries for the random sites {list(parameters)} only, got {unknown}")
+            raise ValueError(
+                f"prior must have entries for the random sites {list(parameters)} only, got {unknown}"
+            )
     return {name: _of_shape(_prior_of(prior, name, p), name, p) for name, p in parameters.items()}
 
 
-def _of_shape(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> TorchDistributionMixin:
+def _of_shape(
+    prior: TorchDistributionMixin, name: str, parameter: Tensor
+) -> TorchDistributionMixin:
     prior = to_like(prior, parameter)
     shape = prior.shape()
     if shape == torch.Size():
@@ -113,7 +117,9 @@ def check_net(net: nn.Module) -> None:
     """Raise a ValueError naming ``net`` unless it is a plain network without uninitialized parameters."""
     check_types(nn.Module, net=net)
     if any(isinstance(module, PyroModule) for module in net.modules()):
-        raise ValueError("net must be a plain network, got one with a PyroModule, which is already a Pyro model")
+        raise ValueError(
+            "net must be a plain network, got one with a PyroModule, which is already a Pyro model"
+        )
     for name, parameter in net.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"net must have run once on data, got the lazy parameter {name!r}")
@@ -139,8 +145,12 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
     try:
         chosen = _matcher(net, select)
     except re.error as error:
-        raise ValueError(f"select must be a valid regular expression, got {select!r} ({error})") from error
-    selected = {name: parameter for name, parameter in net.named_parameters() if chosen(name, parameter)}
+        raise ValueError(
+            f"select must be a valid regular expression, got {select!r} ({error})"
+        ) from error
+    selected = {
+        name: parameter for name, parameter in net.named_parameters() if chosen(name, parameter)
+    }
     if not selected:
         names = [name for name, _ in net.named_parameters()]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

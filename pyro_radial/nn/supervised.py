@@ -22,17 +22,6 @@ from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.poutine.swap_prior import UnderPriors
 
-__all__ = [
-    "ModelNetwork",
-    "NetworkDraw",
-    "SupervisedModel",
-    "find_network",
-    "for_likelihood",
-    "inputs_of",
-    "network_of",
-    "own_names",
-]
-
 
 class SupervisedModel(nn.Module):
     """The Pyro model ``y ~ likelihood(bnn(x))``, for any guide, :class:`~pyro.infer.SVI` and
@@ -65,7 +54,9 @@ class SupervisedModel(nn.Module):
 
     # A plain module: a PyroModule would put its own name before every site.
 
-    def __init__(self, bnn: PyroModule, likelihood: Any, *, local_reparameterization: bool = False) -> None:
+    def __init__(
+        self, bnn: PyroModule, likelihood: Any, *, local_reparameterization: bool = False
+    ) -> None:
         super().__init__()
         if not isinstance(bnn, PyroModule):
             raise ValueError(
@@ -116,7 +107,11 @@ class SupervisedModel(nn.Module):
         """
         args, kwargs = inputs_of(x)
         try:
-            f = self.bnn(*args, **kwargs) if parameters is None else self.bnn.at(parameters, *args, **kwargs)
+            f = (
+                self.bnn(*args, **kwargs)
+                if parameters is None
+                else self.bnn.at(parameters, *args, **kwargs)
+            )
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError) as error:
@@ -132,7 +127,11 @@ class SupervisedModel(nn.Module):
         return f
 
     def _dtype(self) -> str:
-        return f", in {self.bnn.dtype} on {self.bnn.device}," if isinstance(self.bnn, BayesianModule) else ""
+        return (
+            f", in {self.bnn.dtype} on {self.bnn.device},"
+            if isinstance(self.bnn, BayesianModule)
+            else ""
+        )
 
 
 def inputs_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -155,14 +154,25 @@ def _has_targets(x: object = None, y: object = None) -> bool:
 def own_names(likelihood: Any) -> set[str]:
     """The names that a likelihood gives to sites and its plate."""
     if isinstance(likelihood, NamedLikelihoods):
-        return {f"{name}.{own}" for name, part in likelihood.by_name.items() for own in own_names(part)}
+        return {
+            f"{name}.{own}" for name, part in likelihood.by_name.items() for own in own_names(part)
+        }
     precision = {"precision"} if getattr(likelihood, "precision_prior", None) is not None else set()
-    return {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()} | precision
+    return {
+        FUNCTION_SITE,
+        "y",
+        "data",
+        *getattr(likelihood, "noise_sites", {}).values(),
+    } | precision
 
 
 def _described(x: object) -> str:
     """Shapes and dtypes of the inputs."""
-    named = x.items() if isinstance(x, dict) else (("x", part) for part in (x if isinstance(x, tuple) else (x,)))
+    named = (
+        x.items()
+        if isinstance(x, dict)
+        else (("x", part) for part in (x if isinstance(x, tuple) else (x,)))
+    )
     return ", ".join(
         f"{name} of shape {list(part.shape)}, {part.dtype} on {part.device}"
         if isinstance(part, Tensor)
@@ -175,7 +185,11 @@ def _where(error: Exception) -> str:
     """The innermost layer of the network that an error comes from, by its name in the network."""
     callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     outer = (SupervisedModel, BayesianModule)
-    inside = [module for module in callers if isinstance(module, nn.Module) and not isinstance(module, outer)]
+    inside = [
+        module
+        for module in callers
+        if isinstance(module, nn.Module) and not isinstance(module, outer)
+    ]
     names = {module: name for name, module in inside[0].named_modules()} if inside else {}
     layer = next((module for module in reversed(inside) if names.get(module)), None)
     if layer is None:
@@ -201,7 +215,9 @@ class ModelNetwork:
     :param wrappers: the models around it that change its priors, outermost first.
     """
 
-    def __init__(self, entry: SupervisedModel | BayesianModule, wrappers: list[UnderPriors]) -> None:
+    def __init__(
+        self, entry: SupervisedModel | BayesianModule, wrappers: list[UnderPriors]
+    ) -> None:
         self._entry, self.wrappers = entry, wrappers
         self.bnn: BayesianModule = entry if isinstance(entry, BayesianModule) else entry.bnn  # type: ignore[assignment]
         #: The distribution of the targets, or None.
@@ -231,7 +247,9 @@ class ModelNetwork:
             if self.noise_sites:
                 self.likelihood.noise(torch.zeros(1, dtype=self.bnn.dtype, device=self.bnn.device))
         nodes: Any = capture.trace.nodes
-        noise = {argument: nodes[site]["value"].reshape(1) for argument, site in self.noise_sites.items()}
+        noise = {
+            argument: nodes[site]["value"].reshape(1) for argument, site in self.noise_sites.items()
+        }
         return NetworkDraw(self.bnn.one_value_each(parameters), noise, capture.trace)
 
     def drawn_parameters(self, drawn: Trace) -> dict[str, Tensor] | None:
@@ -239,7 +257,9 @@ class ModelNetwork:
         if self.noise_sites or not self.bnn.has_plain_sites:
             return None
         in_use = self.bnn.sites_in_use
-        values: dict[str, Any] = {name: drawn.nodes[name]["value"] for name in in_use if name in drawn}
+        values: dict[str, Any] = {
+            name: drawn.nodes[name]["value"] for name in in_use if name in drawn
+        }
         return values if len(values) == len(in_use) else None
 
     def __call__(self, x: Any, parameters: Mapping[str, Tensor]) -> Any:
@@ -284,7 +304,9 @@ def find_network(model: Any) -> ModelNetwork | None:
     if isinstance(model, SupervisedModel):
         plain = _runs_as(model, SupervisedModel) and not has_hooks(model.likelihood)
         plain = plain and all(_runs_as(part, Likelihood) for part in _likelihoods(model.likelihood))
-        return ModelNetwork(model, wrappers) if plain and _runs_as(model.bnn, BayesianModule) else None
+        return (
+            ModelNetwork(model, wrappers) if plain and _runs_as(model.bnn, BayesianModule) else None
+        )
     return ModelNetwork(model, wrappers) if _runs_as(model, BayesianModule) else None
 
 
@@ -315,4 +337,7 @@ def _runs_as(module: object, cls: type[nn.Module]) -> bool:
 
 
 # What a forward method of ours calls.
-METHODS: dict[type[nn.Module], tuple[str, ...]] = {SupervisedModel: ("output",), Likelihood: ("function_values",)}
+METHODS: dict[type[nn.Module], tuple[str, ...]] = {
+    SupervisedModel: ("output",),
+    Likelihood: ("function_values",),
+}

@@ -15,8 +15,6 @@ from pyro_radial._pyro.checks import check_function, check_list
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.local.unit_noise import NOISE, OFFER, UnitNoise, unit_noise
 
-__all__ = ["LocalReparameterizationMessenger", "check_drawn", "draw_after_all", "is_drawn", "local_reparameterization"]
-
 
 class LocalReparameterizationMessenger(Messenger):
     """Leaves sites undrawn if the guide offers their noise, or if they are among ``sites``."""
@@ -28,7 +26,9 @@ class LocalReparameterizationMessenger(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if msg["done"] or msg["is_observed"] or site_is_subsample(msg) or NOISE in msg["infer"]:
             return
-        offer = msg["infer"].get(OFFER, _noise_of_distribution if msg["name"] in self.sites else None)
+        offer = msg["infer"].get(
+            OFFER, _noise_of_distribution if msg["name"] in self.sites else None
+        )
         if offer is None:
             return
         noise = offer(msg["name"], msg["fn"])
@@ -55,7 +55,9 @@ class _Wrapped(LocalReparameterizationMessenger):
         result = super().__exit__(*args)
         missing = sorted(self.sites - self._undrawn.keys())
         if args[0] is None and missing:
-            raise ValueError(f"local_reparameterization: sites must be latent sites of the guide, got {missing}")
+            raise ValueError(
+                f"local_reparameterization: sites must be latent sites of the guide, got {missing}"
+            )
         if args[0] is None and not any(self._undrawn.values()):
             raise ValueError(
                 "local_reparameterization: guide must offer the noise of a network's weights, as AutoRadial and "
@@ -100,7 +102,9 @@ class _ScoreParts(NamedTuple):
     entropy_term: _NoDensity
 
 
-def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: Collection[str] = ()) -> Any:
+def local_reparameterization(
+    guide: Callable[..., Any] | None = None, *, sites: Collection[str] = ()
+) -> Any:
     r"""Draw the noise of each layer's outputs for each row of a batch, instead of drawing the weights.
 
     A :class:`~pyro_radial.nn.BayesianModule` under such a guide computes each layer with the means of its weights and
@@ -160,7 +164,9 @@ def is_drawn(site: Mapping[str, Any]) -> bool:
 def check_drawn(name: str, site: Mapping[str, Any], needs: str) -> None:
     """Raise a ValueError that begins with ``needs`` if a site was left undrawn."""
     if not is_drawn(site):
-        raise ValueError(f"{needs}, got site '{name}', which local reparameterization leaves undrawn")
+        raise ValueError(
+            f"{needs}, got site '{name}', which local reparameterization leaves undrawn"
+        )
 
 
 def _noise_of_distribution(name: str, distribution: object) -> UnitNoise:

@@ -16,8 +16,6 @@ from pyro_radial._pyro.compat import is_deterministic
 from pyro_radial.distributions.moments import center
 from pyro_radial.poutine.local_reparameterization import draw_after_all
 
-__all__ = ["MeanOnlyMessenger", "mean_only"]
-
 
 class MeanOnlyMessenger(Messenger):
     """Replaces each latent site by a ``Delta`` at its distribution's center; see :func:`mean_only`."""
@@ -38,7 +36,9 @@ class MeanOnlyMessenger(Messenger):
         try:
             value = center(msg["fn"])
         except ValueError as error:
-            raise ValueError(f"mean_only: the distribution of site '{msg['name']}', {error}") from None
+            raise ValueError(
+                f"mean_only: the distribution of site '{msg['name']}', {error}"
+            ) from None
         draw_after_all(msg)
         msg["fn"] = dist.Delta(value, event_dim=msg["fn"].event_dim)
         msg["value"], msg["done"] = value, True
@@ -65,7 +65,9 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     if guide is None:
         return MeanOnlyMessenger()
     # A guide within this handler runs the model itself.
-    return MeanOnlyMessenger(no_targets=not isinstance(guide, GuideMessenger))(check_function("guide", guide))
+    return MeanOnlyMessenger(no_targets=not isinstance(guide, GuideMessenger))(
+        check_function("guide", guide)
+    )
 
 
 def _has_target(msg: Any) -> bool:

@@ -19,8 +19,6 @@ from torch.distributions import Distribution
 from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_support
 
-__all__ = ["SWAPPED", "SwapPriorMessenger", "UnderPriors", "check_prior", "is_guide", "replaced", "swap_prior"]
-
 # The most elements that are drawn to compare two distributions.
 _NUM_CHECKED = 100_000
 
@@ -52,7 +50,11 @@ class SwapPriorMessenger(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
-        if self.observed is not None and msg["is_observed"] and not isinstance(leaf(msg["fn"]), Delta):
+        if (
+            self.observed is not None
+            and msg["is_observed"]
+            and not isinstance(leaf(msg["fn"]), Delta)
+        ):
             self.observed.add(frozenset(msg["cond_indep_stack"]))
         if name not in self.priors or msg["is_observed"] or site_is_subsample(msg):
             return
@@ -141,7 +143,9 @@ def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Modul
     check_types(Mapping, priors=priors)
     for name, prior in priors.items():
         if not isinstance(prior, TorchDistributionMixin):
-            raise ValueError(f"the prior of site '{name}' must be a Pyro distribution, got {type(prior).__name__}")
+            raise ValueError(
+                f"the prior of site '{name}' must be a Pyro distribution, got {type(prior).__name__}"
+            )
     return _Swapped(model, priors)
 
 
@@ -149,7 +153,9 @@ def is_guide(model: Any) -> bool:
     """Whether this is an autoguide, or a handler or module around one."""
     if isinstance(model, partial):
         return any(is_guide(part) for part in (model.func, *model.args))
-    return isinstance(model, nn.Module) and any(isinstance(part, AutoGuide) for part in model.modules())
+    return isinstance(model, nn.Module) and any(
+        isinstance(part, AutoGuide) for part in model.modules()
+    )
 
 
 def replaced(name: str, prior: Any, old: Any) -> Any:
@@ -192,13 +198,17 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
         torch.default_generator.manual_seed(0)
         number = torch.Size([max(1, min(64, _NUM_CHECKED // max(1, old.shape().numel())))])
         if not bool(old.support.check(distribution.sample(number)).all()):
-            raise ValueError(f"the new prior of site '{name}' has values outside of the site's support, {old.support}")
+            raise ValueError(
+                f"the new prior of site '{name}' has values outside of the site's support, {old.support}"
+            )
         try:
             typical = old.sample(number)
         except NotImplementedError:
             # An improper prior has nothing but its support.
             return
-        if not bool(distribution.support.check(typical).all()) or _has_zero_density(distribution, typical):
+        if not bool(distribution.support.check(typical).all()) or _has_zero_density(
+            distribution, typical
+        ):
             raise ValueError(
                 f"the new prior of site '{name}', {type(prior).__name__}, has zero density at values that the site "
                 "can take: no data could ever lead there"

@@ -19,7 +19,9 @@ Example, in a test file that pytest collects::
 try:
     import pytest  # noqa: F401
 except ImportError as error:
-    raise ImportError("pyro_radial.testing needs pytest: pip install 'pyro-radial[testing]'") from error
+    raise ImportError(
+        "pyro_radial.testing needs pytest: pip install 'pyro-radial[testing]'"
+    ) from error
 
 from pyro_radial.testing.distributions import DistributionTests
 from pyro_radial.testing.guides import GuideTests

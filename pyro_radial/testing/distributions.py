@@ -11,8 +11,6 @@ import pyro
 import torch
 from torch import Tensor
 
-__all__ = ["DistributionTests"]
-
 NUM_SAMPLES = 40_000
 # A Monte Carlo estimate may be off by this many standard errors; about 50 comparisons fail by chance once in 300 runs.
 STANDARD_ERRORS = 4.0
@@ -40,8 +38,14 @@ class DistributionTests:
         distribution = self._example()
         for sample_shape in ((), (2,), (2, 3)):
             value = distribution.rsample(torch.Size(sample_shape))
-            assert value.shape == torch.Size(sample_shape) + distribution.batch_shape + distribution.event_shape
-            assert distribution.log_prob(value).shape == torch.Size(sample_shape) + distribution.batch_shape
+            assert (
+                value.shape
+                == torch.Size(sample_shape) + distribution.batch_shape + distribution.event_shape
+            )
+            assert (
+                distribution.log_prob(value).shape
+                == torch.Size(sample_shape) + distribution.batch_shape
+            )
         assert distribution.entropy().shape == distribution.batch_shape
         shape = distribution.batch_shape + distribution.event_shape
         assert distribution.mean.shape == distribution.variance.shape == shape
@@ -65,7 +69,9 @@ class DistributionTests:
             distribution = self._example(dtype)
             value = distribution.rsample()
             computed = value, distribution.log_prob(value), distribution.entropy()
-            assert {tensor.dtype for tensor in (*computed, distribution.mean, distribution.variance)} == {dtype}
+            assert {
+                tensor.dtype for tensor in (*computed, distribution.mean, distribution.variance)
+            } == {dtype}
 
     def test_moments_match_samples(self) -> None:
         distribution = self._example()
@@ -75,7 +81,10 @@ class DistributionTests:
 
     def test_entropy_is_the_mean_of_minus_the_log_density(self) -> None:
         distribution = self._example()
-        _assert_mean_is(-distribution.log_prob(distribution.sample(torch.Size((NUM_SAMPLES,)))), distribution.entropy())
+        _assert_mean_is(
+            -distribution.log_prob(distribution.sample(torch.Size((NUM_SAMPLES,)))),
+            distribution.entropy(),
+        )
 
     def test_gradient_of_the_log_density_matches_differences(self) -> None:
         distribution = self._example()
@@ -84,19 +93,29 @@ class DistributionTests:
         at = value.clone().requires_grad_()
         total = distribution.log_prob(at).sum()
         # A constant density has no gradient.
-        gradient = torch.autograd.grad(total, at)[0] if total.requires_grad else torch.zeros_like(at)
+        gradient = (
+            torch.autograd.grad(total, at)[0] if total.requires_grad else torch.zeros_like(at)
+        )
         # The difference leaves a support without interior, such as a sphere.
         with pyro.validation_enabled(False):
-            ahead, behind = (distribution.log_prob(value + step * direction).sum() for step in (STEP, -STEP))
+            ahead, behind = (
+                distribution.log_prob(value + step * direction).sum() for step in (STEP, -STEP)
+            )
         change = (ahead - behind) / (2 * STEP)
-        torch.testing.assert_close((gradient * direction).sum(), change, rtol=TOLERANCE, atol=TOLERANCE)
+        torch.testing.assert_close(
+            (gradient * direction).sum(), change, rtol=TOLERANCE, atol=TOLERANCE
+        )
 
     def test_expanding_repeats_the_distribution_and_leaves_the_original(self) -> None:
         distribution = self._example()
         before = distribution.batch_shape
         larger = distribution.expand(torch.Size((5, *before)))
         again = larger.expand(torch.Size((2, 5, *before)))
-        assert [d.batch_shape for d in (distribution, larger, again)] == [before, (5, *before), (2, 5, *before)]
+        assert [d.batch_shape for d in (distribution, larger, again)] == [
+            before,
+            (5, *before),
+            (2, 5, *before),
+        ]
         assert type(larger) is type(distribution)
         value = again.sample()
         assert value.shape == again.batch_shape + distribution.event_shape

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from pyro_radial.infer.elbo import TermsELBO
 
-__all__ = ["GuideTests"]
-
 NUM_PARTICLES = 4_000
 STANDARD_ERRORS = 4.0
 
@@ -33,14 +31,26 @@ def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
     noise = pyro.sample("noise", dist.LogNormal(0.0, 0.5))
     with pyro.plate("data", len(x), dim=-1):
         mean = (x[:, None, :] * _beside_data(weight, 2)).sum(-1) + _beside_data(bias, 1)
-        return pyro.sample("y", dist.Normal(mean, _beside_data(noise, 0)[..., None]).to_event(1), obs=y)
+        return pyro.sample(
+            "y", dist.Normal(mean, _beside_data(noise, 0)[..., None]).to_event(1), obs=y
+        )
 
 
 def _trained(
-    model: object, guide: object, *args: Any, lr: float = 0.1, steps: int = 3, num_particles: int = 1
+    model: object,
+    guide: object,
+    *args: Any,
+    lr: float = 0.1,
+    steps: int = 3,
+    num_particles: int = 1,
 ) -> list[float]:
     """Train a guide by SVI, and return the losses."""
-    svi = SVI(model, guide, PyroOptim(torch.optim.Adam, {"lr": lr}), TraceMeanField_ELBO(num_particles=num_particles))
+    svi = SVI(
+        model,
+        guide,
+        PyroOptim(torch.optim.Adam, {"lr": lr}),
+        TraceMeanField_ELBO(num_particles=num_particles),
+    )
     return [svi.step(*args) for _ in range(steps)]
 
 
@@ -110,16 +120,22 @@ class GuideTests:
         guide_trace = poutine.trace(self.make(weights_model)).get_trace(x, y)
         replayed = poutine.trace(poutine.replay(weights_model, trace=guide_trace)).get_trace(x, y)
         nodes: Any = replayed.nodes
-        assert torch.equal(nodes["layer.weight"]["value"], guide_trace.nodes["layer.weight"]["value"])
+        assert torch.equal(
+            nodes["layer.weight"]["value"], guide_trace.nodes["layer.weight"]["value"]
+        )
 
-    @pytest.mark.parametrize("model", [weights_model, constrained_model], ids=["weights", "constrained"])
+    @pytest.mark.parametrize(
+        "model", [weights_model, constrained_model], ids=["weights", "constrained"]
+    )
     def test_all_losses_estimate_the_same_elbo(self, model: Any) -> None:
         args = self._data() if model is weights_model else ()
         guide = self.make(model)
         guide(*args)
         means, errors = [], []
         for loss in (Trace_ELBO, TraceMeanField_ELBO, TermsELBO):
-            elbo = loss(num_particles=NUM_PARTICLES // 40, vectorize_particles=True, max_plate_nesting=1)
+            elbo = loss(
+                num_particles=NUM_PARTICLES // 40, vectorize_particles=True, max_plate_nesting=1
+            )
             with torch.no_grad():
                 draws = torch.tensor([float(elbo.loss(model, guide, *args)) for _ in range(40)])
             means.append(draws.mean())
@@ -129,19 +145,34 @@ class GuideTests:
 
     def test_a_vectorized_loss_estimates_the_looped_one(self) -> None:
         guide, x, y = self._guide_and_data()
-        vectorized = TermsELBO(num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
+        vectorized = TermsELBO(
+            num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1
+        )
         looped = TermsELBO()
         with torch.no_grad():
             value = float(vectorized.loss(weights_model, guide, x, y))
-            draws = torch.tensor([float(looped.loss(weights_model, guide, x, y)) for _ in range(400)])
+            draws = torch.tensor(
+                [float(looped.loss(weights_model, guide, x, y)) for _ in range(400)]
+            )
         # Both estimate the same mean, from 400 looped draws and ten times as many vectorized ones.
-        assert abs(value - draws.mean()) <= STANDARD_ERRORS * draws.std() * (1 / 400 + 1 / NUM_PARTICLES) ** 0.5
+        assert (
+            abs(value - draws.mean())
+            <= STANDARD_ERRORS * draws.std() * (1 / 400 + 1 / NUM_PARTICLES) ** 0.5
+        )
 
     def test_training_lowers_the_loss_by_svi_and_by_torch(self) -> None:
         x, y = self._data()
         for local in (False, True):
             with pyro.settings.context(module_local_params=local):
-                losses = _trained(weights_model, self.make(weights_model), x, y, lr=0.05, steps=40, num_particles=4)
+                losses = _trained(
+                    weights_model,
+                    self.make(weights_model),
+                    x,
+                    y,
+                    lr=0.05,
+                    steps=40,
+                    num_particles=4,
+                )
                 assert sum(losses[-10:]) < sum(losses[:10])
                 make_module: Any = TermsELBO(num_particles=4)
                 elbo = make_module(weights_model, self.make(weights_model))
@@ -187,7 +218,12 @@ class GuideTests:
         guide.append(AutoDelta(poutine.block(weights_model, expose=["noise"])))
         assert set(guide(x, y)) == {"layer.weight", "layer.bias", "noise"}
         assert set(guide.median(x, y)) == {"layer.weight", "layer.bias", "noise"}
-        assert SVI(weights_model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.01}), Trace_ELBO()).step(x, y) > 0
+        assert (
+            SVI(weights_model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.01}), Trace_ELBO()).step(
+                x, y
+            )
+            > 0
+        )
 
     @pytest.mark.parametrize("parallel", [False, True])
     def test_predictive_draws_from_the_guide(self, parallel: bool) -> None:

@@ -6,7 +6,11 @@
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
 from pyro_radial.uncertainty.conformal import ConformalIntervals, ConformalSets
 from pyro_radial.uncertainty.evaluate import evaluate
-from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
+from pyro_radial.uncertainty.intervals import (
+    crps_from_draws,
+    interval_coverage,
+    quantile_calibration,
+)
 from pyro_radial.uncertainty.metrics import auroc
 from pyro_radial.uncertainty.referral import referral_curve
 from pyro_radial.uncertainty.temperature import TemperatureScaling

@@ -7,23 +7,27 @@ import torch
 
 from pyro_radial._pyro.checks import check_types
 
-__all__ = ["class_labels", "class_probabilities", "finite_numbers", "real_targets"]
-
 SUM_TOLERANCE = 1e-3
 
 
-def class_probabilities(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def class_probabilities(
+    probs: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return probabilities in float32 or wider, and labels in int64; a ValueError if they do not fit."""
     check_types(torch.Tensor, probs=probs)
     if probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point():
-        raise ValueError(f"probs must be floating-point of shape [N, K], got {probs.dtype} {list(probs.shape)}")
+        raise ValueError(
+            f"probs must be floating-point of shape [N, K], got {probs.dtype} {list(probs.shape)}"
+        )
     labels = class_labels("probs", labels, probs.shape)
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
     if probs.isnan().any() or (probs < 0).any():
         raise ValueError(f"probs must be non-negative, got {probs.min().item():.3g}")
     error = (probs.sum(-1) - 1).abs().max()
     if error > SUM_TOLERANCE:
-        raise ValueError(f"probs must sum to one in every row, got a row that is off by {error.item():.3g}")
+        raise ValueError(
+            f"probs must sum to one in every row, got a row that is off by {error.item():.3g}"
+        )
     return probs, labels
 
 
@@ -33,9 +37,13 @@ def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torc
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
     if labels.shape != shape[:1]:
-        raise ValueError(f"labels must have shape [{shape[0]}] to fit {argument}, got {list(labels.shape)}")
+        raise ValueError(
+            f"labels must have shape [{shape[0]}] to fit {argument}, got {list(labels.shape)}"
+        )
     if (labels < 0).any() or (labels >= shape[1]).any():
-        raise ValueError(f"labels must be from 0 to {shape[1] - 1}, got {int(labels.min())} to {int(labels.max())}")
+        raise ValueError(
+            f"labels must be from 0 to {shape[1] - 1}, got {int(labels.min())} to {int(labels.max())}"
+        )
     return labels.long()
 
 
@@ -63,13 +71,19 @@ def real_targets(
     check_types(torch.Tensor, **{argument: predictions}, targets=targets)
     if not predictions.is_floating_point():
         raise ValueError(f"{argument} must be floating-point, got {predictions.dtype}")
-    shape = predictions.shape[leading:] if leading is not None else predictions.shape[predictions.ndim - targets.ndim :]
+    shape = (
+        predictions.shape[leading:]
+        if leading is not None
+        else predictions.shape[predictions.ndim - targets.ndim :]
+    )
     if leading is None and targets.ndim == 1 and targets.shape != shape and shape == (1,):
         shape = predictions.shape[-2:]
     if targets.ndim == 1 and shape == (*targets.shape, 1):
         targets = targets.unsqueeze(-1)
     if targets.shape != shape or targets.numel() == 0 or targets.ndim == 0:
-        raise ValueError(f"targets must have shape {list(shape)} to fit {argument}, got {list(targets.shape)}")
+        raise ValueError(
+            f"targets must have shape {list(shape)} to fit {argument}, got {list(targets.shape)}"
+        )
     for name, values in ((argument, predictions), ("targets", targets)):
         if not values.isfinite().all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")

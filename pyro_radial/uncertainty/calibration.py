@@ -11,8 +11,6 @@ from torch.nn.functional import one_hot
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial.uncertainty._inputs import class_probabilities
 
-__all__ = ["Reliability", "expected_calibration_error", "reliability"]
-
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
@@ -72,7 +70,9 @@ def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -
     return Reliability(confidence=sums[0] / count, accuracy=sums[1] / count, count=count)
 
 
-def expected_calibration_error(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -> torch.Tensor:
+def expected_calibration_error(
+    probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15
+) -> torch.Tensor:
     r"""Compute the expected calibration error of the top label.
 
     .. math:: \sum_{b=1}^B \frac{n_b}{N} \, | \mathrm{acc}_b - \mathrm{conf}_b |

@@ -15,8 +15,6 @@ from pyro_radial._pyro.checks import check_flag, check_number, check_types, prop
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.uncertainty._inputs import class_labels, class_probabilities, real_targets
 
-__all__ = ["ConformalIntervals", "ConformalSets"]
-
 
 @dataclass(frozen=True)
 class ConformalSets:
@@ -92,7 +90,10 @@ class ConformalSets:
             return cls(level, float(_threshold("labels", own, level)), score)
         return cls(
             level,
-            tuple(float(_threshold(f"labels of class {k}", own[labels == k], level)) for k in range(scores.shape[-1])),
+            tuple(
+                float(_threshold(f"labels of class {k}", own[labels == k], level))
+                for k in range(scores.shape[-1])
+            ),
             score,
         )
 
@@ -143,7 +144,11 @@ class ConformalIntervals:
 
     @classmethod
     def fit(
-        cls, prediction: Prediction, targets: torch.Tensor, level: float = 0.9, score: str = "quantile"
+        cls,
+        prediction: Prediction,
+        targets: torch.Tensor,
+        level: float = 0.9,
+        score: str = "quantile",
     ) -> ConformalIntervals:
         """Find the thresholds from calibration points that were used neither for training nor for any choice.
 
@@ -177,7 +182,9 @@ class ConformalIntervals:
         return torch.minimum(lower, center), torch.maximum(upper, center)
 
 
-def _ends(prediction: Prediction, level: float, score: str) -> tuple[torch.Tensor, torch.Tensor, Any]:
+def _ends(
+    prediction: Prediction, level: float, score: str
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """The interval before its correction, and the unit of the correction."""
     if score == "quantile":
         lower, upper = prediction.quantiles([(1 - level) / 2, (1 + level) / 2])
@@ -200,7 +207,9 @@ def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:
     """Class probabilities in float64."""
     values = probs.mean if isinstance(probs, Prediction) else probs
     check_types(torch.Tensor, probs=values)
-    return class_probabilities(values, torch.zeros(len(values), dtype=torch.long))[0].detach().double()
+    return (
+        class_probabilities(values, torch.zeros(len(values), dtype=torch.long))[0].detach().double()
+    )
 
 
 def _threshold(argument: str, scores: torch.Tensor, level: float) -> torch.Tensor:

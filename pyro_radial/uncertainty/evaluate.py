@@ -20,14 +20,16 @@ from pyro_radial.nn.likelihoods import MISSING_LABEL, Categorical
 from pyro_radial.nn.modules import device_of, dtype_of
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, split_missing
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
-from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
+from pyro_radial.uncertainty.intervals import (
+    crps_from_draws,
+    interval_coverage,
+    quantile_calibration,
+)
 from pyro_radial.uncertainty.metrics import accuracy, auroc, brier_score, fpr_at_tpr
 from pyro_radial.uncertainty.plots import plot_quantile_calibration, plot_reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["Evaluation", "Evaluations", "evaluate"]
 
 GROUPS = 8  # of draws, each left out once
 LEVELS = tuple(level / 20 for level in range(1, 20))
@@ -51,7 +53,9 @@ class Evaluation:
 
     def __str__(self) -> str:
         width = max(map(len, self.scores))
-        return "\n".join(f"{n:<{width}}  {v:9.4f} ± {self.errors[n]:.4f}" for n, v in self.scores.items())
+        return "\n".join(
+            f"{n:<{width}}  {v:9.4f} ± {self.errors[n]:.4f}" for n, v in self.scores.items()
+        )
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw accuracy against confidence, or for real targets the calibration of quantiles.
@@ -64,7 +68,9 @@ class Evaluation:
             labels, prediction = _by_label(self.prediction, self.targets)
             return plot_reliability({"test": reliability(prediction.mean, labels)}, ax)
         quantiles = self.prediction.quantiles(LEVELS)
-        return plot_quantile_calibration({"test": quantile_calibration(quantiles, LEVELS, self.targets)}, ax)
+        return plot_quantile_calibration(
+            {"test": quantile_calibration(quantiles, LEVELS, self.targets)}, ax
+        )
 
 
 class Evaluations(dict[str, Evaluation]):
@@ -129,20 +135,32 @@ def evaluate(
     proper_fraction("level", level)
     likelihood: Any = getattr(model, "likelihood", None)
     if likelihood is None:
-        raise ValueError("model must have an attribute `likelihood`, as SupervisedModel has, got none")
+        raise ValueError(
+            "model must have an attribute `likelihood`, as SupervisedModel has, got none"
+        )
     dtype = dtype_of(guide, model)
     x, y = Rows(test, "test", dtype).all()
     inputs = [x] if ood is None else [x, as_inputs(ood, "ood", dtype)]
-    parts = [predict(model, guide, each, num_samples, method=method, progress=progress) for each in inputs]
+    parts = [
+        predict(model, guide, each, num_samples, method=method, progress=progress)
+        for each in inputs
+    ]
     if not isinstance(likelihood, NamedLikelihoods):
         return _evaluation(parts, y, level)
-    likelihood.check_target({name: each.samples for name, each in parts[0].items()}, move(y, device_of(guide, model)))
+    likelihood.check_target(
+        {name: each.samples for name, each in parts[0].items()}, move(y, device_of(guide, model))
+    )
     return Evaluations(
-        {name: _evaluation([each[name] for each in parts], y[name], level, name) for name in likelihood.by_name}
+        {
+            name: _evaluation([each[name] for each in parts], y[name], level, name)
+            for name in likelihood.by_name
+        }
     )
 
 
-def _evaluation(parts: list[Prediction], y: object, level: float, output: str | None = None) -> Evaluation:
+def _evaluation(
+    parts: list[Prediction], y: object, level: float, output: str | None = None
+) -> Evaluation:
     """The scores of one output from the predictions of test inputs, and of others if they are given."""
     samples = parts[0].samples
     targets = held_numbers("test", y, device=samples.device)
@@ -160,7 +178,11 @@ def _evaluation(parts: list[Prediction], y: object, level: float, output: str | 
 
     def scores(chosen: Tensor | slice) -> dict[str, float]:
         inside, *outside = (_draws(part, chosen) for part in parts)
-        found = _of_labels(inside, targets) if _of_classes(inside) else _of_numbers(inside, targets, level)
+        found = (
+            _of_labels(inside, targets)
+            if _of_classes(inside)
+            else _of_numbers(inside, targets, level)
+        )
         return found | (_of_detection(inside, outside[0]) if outside else {})
 
     found = scores(slice(None))
@@ -194,14 +216,20 @@ def _of_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[s
 def _of_detection(inside: Prediction, outside: Prediction) -> dict[str, float]:
     familiar, unfamiliar = _unfamiliarity(inside), _unfamiliarity(outside)
     measures = {"AUROC": auroc, "FPR95": fpr_at_tpr}
-    return {f"{m}, {name}": of(familiar[name], unfamiliar[name]) for name in familiar for m, of in measures.items()}
+    return {
+        f"{m}, {name}": of(familiar[name], unfamiliar[name])
+        for name in familiar
+        for m, of in measures.items()
+    }
 
 
 def _unfamiliarity(prediction: Prediction) -> dict[str, Tensor]:
     """Scores that are higher at unfamiliar inputs, ``[N]`` each."""
     if not _of_classes(prediction):
         return {"epistemic variance": prediction.epistemic_variance.flatten(1).sum(-1)}
-    several = {"mutual information": prediction.mutual_information} if len(prediction.samples) > 1 else {}
+    several = (
+        {"mutual information": prediction.mutual_information} if len(prediction.samples) > 1 else {}
+    )
     return {
         "entropy": prediction.entropy,
         **several,
@@ -240,6 +268,8 @@ def _jackknife(
     order = torch.arange(number, device="cpu")
     each = [scores(order[order % count != group]) for group in range(count)]
     return {
-        name: ((count - 1) * torch.tensor([one[name] for one in each]).double().var(unbiased=False)).sqrt().item()
+        name: ((count - 1) * torch.tensor([one[name] for one in each]).double().var(unbiased=False))
+        .sqrt()
+        .item()
         for name in found
     }

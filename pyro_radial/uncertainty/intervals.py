@@ -11,10 +11,10 @@ import torch
 from pyro_radial._pyro.checks import check_types, held_numbers
 from pyro_radial.uncertainty._inputs import real_targets
 
-__all__ = ["QuantileCalibration", "crps_from_draws", "interval_coverage", "quantile_calibration"]
 
-
-def interval_coverage(lower: torch.Tensor, upper: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def interval_coverage(
+    lower: torch.Tensor, upper: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
     r"""Compute the share of targets within their predictive intervals, ends included.
 
     .. math:: \frac{1}{N} \sum_{n=1}^N [l_n \le y_n \le u_n]
@@ -36,7 +36,9 @@ def interval_coverage(lower: torch.Tensor, upper: torch.Tensor, targets: torch.T
     """
     check_types(torch.Tensor, lower=lower, upper=upper)
     if lower.shape != upper.shape:
-        raise ValueError(f"upper must have the shape of lower, {list(lower.shape)}, got {list(upper.shape)}")
+        raise ValueError(
+            f"upper must have the shape of lower, {list(lower.shape)}, got {list(upper.shape)}"
+        )
     targets = real_targets("lower", lower, targets)
     if not (lower <= upper).all():
         raise ValueError("lower must be at most upper, got an interval that ends before it begins")
@@ -63,7 +65,9 @@ class QuantileCalibration:
         return (self.share - self.level).abs().mean()
 
 
-def quantile_calibration(quantiles: torch.Tensor, levels: Any, targets: torch.Tensor) -> QuantileCalibration:
+def quantile_calibration(
+    quantiles: torch.Tensor, levels: Any, targets: torch.Tensor
+) -> QuantileCalibration:
     r"""Compute the share of targets at or below their predictive quantile, at each level.
 
     .. math:: \hat p(p) = \frac{1}{N} \sum_{n=1}^N [y_n \le F_n^{-1}(p)]
@@ -89,9 +93,13 @@ def quantile_calibration(quantiles: torch.Tensor, levels: Any, targets: torch.Te
     check_types(torch.Tensor, quantiles=quantiles)
     level = held_numbers("levels", levels)
     if level.ndim != 1 or not ((level > 0) & (level < 1)).all() or not (level.diff() > 0).all():
-        raise ValueError(f"levels must be increasing numbers strictly between zero and one, got {level.tolist()}")
+        raise ValueError(
+            f"levels must be increasing numbers strictly between zero and one, got {level.tolist()}"
+        )
     if quantiles.ndim < 2 or len(quantiles) != len(level):
-        raise ValueError(f"quantiles must have shape [{len(level)}, N, ...] to fit levels, got {list(quantiles.shape)}")
+        raise ValueError(
+            f"quantiles must have shape [{len(level)}, N, ...] to fit levels, got {list(quantiles.shape)}"
+        )
     targets = real_targets("quantiles", quantiles, targets, leading=1)
     below = (targets <= quantiles).to(quantiles.dtype)
     return QuantileCalibration(level.to(quantiles), below.flatten(1).mean(-1), targets.numel())

@@ -11,8 +11,6 @@ from torch.nn.functional import one_hot
 from pyro_radial._pyro.checks import proper_fraction
 from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
 
-__all__ = ["accuracy", "auroc", "brier_score", "fpr_at_tpr"]
-
 # scikit-learn works on NumPy arrays and clips the logarithm, so the scores of probabilities are written in torch: they
 # run on any device and have gradients.
 
@@ -64,7 +62,9 @@ def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float
     return float(_sklearn_metrics().roc_auc_score(*_pooled(scores_negative, scores_positive)))
 
 
-def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr: float = 0.95) -> float:
+def fpr_at_tpr(
+    scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr: float = 0.95
+) -> float:
     r"""Compute the false positive rate of a score at a given true positive rate.
 
     The threshold is the highest one that still finds a share ``tpr`` of the positives; the result is the share of the
@@ -76,7 +76,9 @@ def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr
     networks*.
     """
     proper_fraction("tpr", tpr)
-    false, true, _ = _sklearn_metrics().roc_curve(*_pooled(scores_negative, scores_positive), drop_intermediate=False)
+    false, true, _ = _sklearn_metrics().roc_curve(
+        *_pooled(scores_negative, scores_positive), drop_intermediate=False
+    )
     return float(false[true >= tpr].min())
 
 
@@ -91,5 +93,7 @@ def _sklearn_metrics() -> Any:
     try:
         import sklearn.metrics
     except ImportError as error:
-        raise ImportError("ROC curves need scikit-learn: pip install 'pyro-radial[sklearn]'") from error
+        raise ImportError(
+            "ROC curves need scikit-learn: pip install 'pyro-radial[sklearn]'"
+        ) from error
     return sklearn.metrics

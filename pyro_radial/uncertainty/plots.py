@@ -54,13 +54,18 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
     ax = _diagonal_axes(ax)
     for index, (name, bins, color, marker) in enumerate(methods):
         num_bins = len(bins.count)
-        width = 1 / (num_bins * len(methods))  # The bars of all methods stand side by side within each bin.
+        width = 1 / (
+            num_bins * len(methods)
+        )  # The bars of all methods stand side by side within each bin.
         left = [b / num_bins + index * width for b in range(num_bins)]
         shares = (bins.count / bins.count.sum()).tolist()
         ax.bar(left, shares, width, align="edge", color=color, alpha=0.2, linewidth=0, zorder=0)
         enough, few = bins.count >= FEW, (bins.count > 0) & (bins.count < FEW)
         label = f"{name} (ECE {bins.expected_calibration_error.item():.3f})"
-        styles: list[dict[str, Any]] = [{"linewidth": 1.5, "label": label}, {"linestyle": "", "fillstyle": "none"}]
+        styles: list[dict[str, Any]] = [
+            {"linewidth": 1.5, "label": label},
+            {"linestyle": "", "fillstyle": "none"},
+        ]
         for chosen, style in zip((enough, few), styles, strict=True):
             places = bins.confidence[chosen].tolist(), bins.accuracy[chosen].tolist()
             (points,) = ax.plot(*places, color=color, marker=marker, **style)
@@ -71,7 +76,9 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
     return ax
 
 
-def plot_quantile_calibration(curves: Mapping[str, QuantileCalibration], ax: Axes | None = None) -> Axes:
+def plot_quantile_calibration(
+    curves: Mapping[str, QuantileCalibration], ax: Axes | None = None
+) -> Axes:
     """Draw the share of targets at or below their quantile against its level, one line per method.
 
     The diagonal is perfect calibration. The faint band around it is two standard errors wide on each side, for as many
@@ -95,11 +102,15 @@ def plot_quantile_calibration(curves: Mapping[str, QuantileCalibration], ax: Axe
     ax = _diagonal_axes(ax)
     for name, curve, color, marker in methods:
         label = f"{name} (gap {curve.error.item():.3f})"
-        (line,) = ax.plot(curve.level.cpu(), curve.share.cpu(), color=color, marker=marker, label=label)
+        (line,) = ax.plot(
+            curve.level.cpu(), curve.share.cpu(), color=color, marker=marker, label=label
+        )
         line.set(markersize=4.5, linewidth=1.5, clip_on=False)
     levels = torch.linspace(0, 1, 101, dtype=torch.float64, device="cpu")
     errors = 2 * (levels * (1 - levels) / min(curve.count for curve in curves.values())).sqrt()
-    ax.fill_between(levels, levels - errors, levels + errors, color="0.55", alpha=0.2, linewidth=0, zorder=0)
+    ax.fill_between(
+        levels, levels - errors, levels + errors, color="0.55", alpha=0.2, linewidth=0, zorder=0
+    )
     ax.set(xlabel="Level of the quantile", ylabel="Share of targets at or below it")
     ax.legend(loc="upper left", frameon=False)
     return ax
@@ -128,6 +139,14 @@ def _diagonal_axes(ax: Axes | None) -> Axes:
         ax = Figure(figsize=(4.2, 4.2), layout="constrained", dpi=150).add_subplot()
         ax.spines[["top", "right"]].set_visible(False)
     check_types(Axes, ax=ax)
-    ax.plot([0, 1], [0, 1], color="0.55", linestyle="--", linewidth=1, label="_perfect calibration", zorder=1)
+    ax.plot(
+        [0, 1],
+        [0, 1],
+        color="0.55",
+        linestyle="--",
+        linewidth=1,
+        label="_perfect calibration",
+        zorder=1,
+    )
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     return ax

@@ -12,8 +12,6 @@ import torch
 from pyro_radial._pyro.checks import check_types, held_numbers, positive_count, random_seed
 from pyro_radial.uncertainty._inputs import finite_numbers
 
-__all__ = ["ReferralCurve", "referral_curve"]
-
 Score = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
@@ -89,7 +87,9 @@ def referral_curve(
     number = len(ranks)
     for name, values in (("predictions", predictions), ("targets", targets)):
         if values.ndim == 0 or len(values) != number:
-            raise ValueError(f"{name} must have {number} rows to fit uncertainty, got shape {list(values.shape)}")
+            raise ValueError(
+                f"{name} must have {number} rows to fit uncertainty, got shape {list(values.shape)}"
+            )
     share = _checked_shares(shares)
     left = [number - round(number * value) for value in share.tolist()]
     if left[-1] == 0:
@@ -101,7 +101,10 @@ def referral_curve(
     def curve(points: torch.Tensor) -> torch.Tensor:
         ranked = points[ranks[points].argsort(stable=True)].to(predictions.device)
         ordered, true = predictions[ranked], targets[ranked.to(targets.device)]
-        scores = [_scored(score, ordered[:k], true[:k], s, number) for s, k in zip(share.tolist(), left, strict=True)]
+        scores = [
+            _scored(score, ordered[:k], true[:k], s, number)
+            for s, k in zip(share.tolist(), left, strict=True)
+        ]
         return torch.tensor(scores, dtype=torch.float64)
 
     of_all = curve(torch.randperm(number, generator=generator, device="cpu"))
@@ -125,11 +128,15 @@ def _checked_shares(shares: Sequence[float]) -> torch.Tensor:
     share = held_numbers("shares", shares)
     fits = share.ndim == 1 and len(share) > 0 and bool(((share >= 0) & (share < 1)).all())
     if not fits or not (share.diff() > 0).all():
-        raise ValueError(f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {share.tolist()}")
+        raise ValueError(
+            f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {share.tolist()}"
+        )
     return share
 
 
-def _scored(score: Score, predictions: torch.Tensor, targets: torch.Tensor, share: float, number: int) -> float:
+def _scored(
+    score: Score, predictions: torch.Tensor, targets: torch.Tensor, share: float, number: int
+) -> float:
     """The score of the kept points, or a ValueError that names the share without one."""
     where = f"for the {len(targets)} of {number} points left at a referred share of {share:g}"
     try:

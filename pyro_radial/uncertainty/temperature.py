@@ -16,8 +16,6 @@ from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.uncertainty._inputs import class_labels
 
-__all__ = ["TemperatureScaling"]
-
 
 @dataclass(frozen=True)
 class TemperatureScaling:
@@ -74,7 +72,9 @@ class TemperatureScaling:
         z = scores.cpu().double()
         of_labels = z.gather(-1, labels.cpu()[:, None]).squeeze(-1)
         if of_labels.isinf().any():
-            raise ValueError("labels must have positive probability at every point, got a label with probability zero")
+            raise ValueError(
+                "labels must have positive probability at every point, got a label with probability zero"
+            )
         possible = z.isfinite()
         values = torch.where(possible, z, 0.0)
 
@@ -112,7 +112,9 @@ def _checked_logits(logits: torch.Tensor | Prediction) -> torch.Tensor:
         logits = logits.samples.log_softmax(-1).logsumexp(0) - math.log(len(logits.samples))
     check_types(torch.Tensor, logits=logits)
     if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
-        raise ValueError(f"logits must be floating-point of shape [N, K], got {logits.dtype} {list(logits.shape)}")
+        raise ValueError(
+            f"logits must be floating-point of shape [N, K], got {logits.dtype} {list(logits.shape)}"
+        )
     if logits.isnan().any() or not logits.amax(-1).isfinite().all():
         raise ValueError(
             "logits must be numbers below infinity, with one in each row above minus infinity, got NaN or infinity"

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from pyro_radial.distributions.special import event_sum
 
-__all__ = ["kl_to_normal", "standardized"]
-
 
 def kl_to_normal(
-    loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, event_dims: int, radius: int | None = None
+    loc: Tensor,
+    scale: Tensor,
+    center: Tensor,
+    unit: Tensor,
+    event_dims: int,
+    radius: int | None = None,
 ) -> Tensor:
     r"""Return the KL from independent normal elements, or (up to a constant) from radial ones, summed over the event.
 
@@ -27,7 +30,9 @@ def kl_to_normal(
     the number of elements that share one radius; None for independent normal elements.
     """
     # A compiler finds the gradient itself, and takes no function with a forward mode.
-    find: Callable[..., Tensor] = _KLToNormal.forward if torch.compiler.is_compiling() else _KLToNormal.apply
+    find: Callable[..., Tensor] = (
+        _KLToNormal.forward if torch.compiler.is_compiling() else _KLToNormal.apply
+    )
     return find(*_in_one_dtype(loc, scale, center, unit), event_dims, radius)
 
 
@@ -41,7 +46,9 @@ def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
     return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
 
 
-def _standardized(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+def _standardized(
+    loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor
+) -> tuple[Tensor, Tensor]:
     return scale / unit, (loc - center) / unit
 
 
@@ -50,12 +57,19 @@ class _KLToNormal(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, event_dims: int, radius: int | None
+        loc: Tensor,
+        scale: Tensor,
+        center: Tensor,
+        unit: Tensor,
+        event_dims: int,
+        radius: int | None,
     ) -> Tensor:
         ratio, shift = _standardized(loc, scale, center, unit)
         if radius is None:
             # The square of a ratio near one loses its digits unless one is subtracted at once.
-            twice = torch.addcmul(torch.addcmul(ratio.new_full((), -1.0), ratio, ratio), shift, shift)
+            twice = torch.addcmul(
+                torch.addcmul(ratio.new_full((), -1.0), ratio, ratio), shift, shift
+            )
         else:
             twice = torch.addcmul(shift * shift, ratio, ratio, value=1.0 / radius)
         return -event_sum(torch.sub(ratio.log(), twice, alpha=0.5), event_dims)
@@ -75,15 +89,23 @@ class _KLToNormal(torch.autograd.Function):
         by_loc = shift * factor
         by_scale = torch.addcdiv(ratio * (factor / (ctx.radius or 1)), -grad, scale)
         by_center = -by_loc if ctx.needs_input_grad[2] else None
-        by_unit = -torch.addcmul(by_loc * shift, by_scale, ratio) if ctx.needs_input_grad[3] else None
+        by_unit = (
+            -torch.addcmul(by_loc * shift, by_scale, ratio) if ctx.needs_input_grad[3] else None
+        )
         found = zip((by_loc, by_scale, by_center, by_unit), ctx.saved_tensors, strict=True)
-        return *(None if own is None else own.sum_to_size(argument.shape) for own, argument in found), None, None
+        return (
+            *(None if own is None else own.sum_to_size(argument.shape) for own, argument in found),
+            None,
+            None,
+        )
 
     @staticmethod
     def jvp(ctx: Any, loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, *_: None) -> Tensor:
         ratio, shift = _standardized(*ctx.saved_tensors)
         by_ratio = ratio / (ctx.radius or 1) - ratio.reciprocal()
-        change = (shift * (loc - center - shift * unit) + by_ratio * (scale - ratio * unit)) / ctx.saved_tensors[3]
+        change = (
+            shift * (loc - center - shift * unit) + by_ratio * (scale - ratio * unit)
+        ) / ctx.saved_tensors[3]
         return event_sum(change, ctx.event_dims)
 
 

@@ -21,8 +21,6 @@ from pyro_radial.distributions.kl_formulas.shared import (
 )
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area, row_sum
 
-__all__ = ["normal_to_radial", "radial_to_radial"]
-
 # Below this the slopes of the controls stay constant in C: at zero they have a pole.
 _LEAST_C = 1e-24
 # From this C on an expansion in 1 / C is good to 1e-9; pairs of power and coefficient, the highest power first.
@@ -30,7 +28,9 @@ _FAR = 1000.0
 _MOMENTS = [(4, -105.0), (3, 15.0), (2, -3.0), (1, 1.0)]
 
 
-def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, ...]:
+def normal_to_radial(
+    ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
+) -> tuple[Tensor, ...]:
     r"""Return the KL; one of its terms is an estimate, unbiased and of low variance.
 
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` for
@@ -60,7 +60,11 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
     mean = row_sum(squared) + row_sum(shift_squared)
     variance = row_sum(squared * (2.0 * squared + 4.0 * shift_squared))
     value, gradient = _mean_log_distance(a, b, c, mean, variance, terms, with_gradient)
-    constant = log_sphere_area(dim) - 0.5 * dim * (1.0 + math.log(2.0 * math.pi)) + 0.5 * math.log(0.5 * math.pi)
+    constant = (
+        log_sphere_area(dim)
+        - 0.5 * dim * (1.0 + math.log(2.0 * math.pi))
+        + 0.5 * math.log(0.5 * math.pi)
+    )
     closed = constant + 0.5 * mean - row_sum(ratio.log())
     kl = closed + (dim - 1) * (value + MEAN_LOG_HALF_NORMAL)
     if gradient is None:
@@ -71,12 +75,15 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
         for factor in (2.0 * gradient.a, 2.0 * gradient.mean + 1.0 / (dim - 1), gradient.variance)
     )
     of_b, of_c = (
-        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1) for factor in (gradient.b, 2.0 * gradient.c)
+        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1)
+        for factor in (gradient.b, 2.0 * gradient.c)
     )
     by_line = of_line * line + combine(of_b, point)
     by_point = of_b.movedim(0, -2) * line.unsqueeze(-2) + of_c.movedim(0, -2) * point
     by_part = (by_point @ line.unsqueeze(-1)).movedim(-2, 0)
-    by_along = by_line * ratio - (ratio * combine(part.movedim(-2, 0), by_point) + combine(by_part, noise))
+    by_along = by_line * ratio - (
+        ratio * combine(part.movedim(-2, 0), by_point) + combine(by_part, noise)
+    )
     by_shift = by_point.sum(-2) + (of_mean + 8.0 * of_variance * squared) * shift
     by_ratio = (
         (by_point * across).sum(-2)
@@ -125,7 +132,9 @@ def _mean_log_distance(
     )
 
 
-def radial_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, ...]:
+def radial_to_radial(
+    ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
+) -> tuple[Tensor, ...]:
     r"""Return the KL; one of its terms is an estimate, unbiased and of low variance. Exact for constant s and d = 0.
 
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, and :math:`\rho = \|s \odot u r + d\|` for
@@ -212,10 +221,16 @@ class _RadialGradient(NamedTuple):
     def along(self, line: _Line) -> Tensor:
         """Minus the derivative in the log of the common divisor of A, B and C."""
         own = (line.a * self.a + line.b * self.b).sum(0)
-        return own + line.c * self.c + 2.0 * (line.square_b * self.square_b + line.variance * self.variance)
+        return (
+            own
+            + line.c * self.c
+            + 2.0 * (line.square_b * self.square_b + line.variance * self.variance)
+        )
 
 
-def _mean_excess(line: _Line, terms: int, with_gradient: bool) -> tuple[Tensor, _RadialGradient | None]:
+def _mean_excess(
+    line: _Line, terms: int, with_gradient: bool
+) -> tuple[Tensor, _RadialGradient | None]:
     """The mean of E log rho over the directions, minus its value for A = 1 and B = C = 0 in all directions."""
     a, above, b, c, square_b, variance = line
     # The derivatives of the integral in A (to second order) and B^2 (to first), at A = 1 and B = 0. The estimate is

@@ -26,29 +26,15 @@ from torch import Tensor
 from pyro_radial._pyro.compat import constant_in_graphs
 from pyro_radial.distributions.special import by_chunks
 
-__all__ = [
-    "BesselPlan",
-    "UniformVariables",
-    "bessel_plan",
-    "complement",
-    "expansion_polynomials",
-    "kl_to_uniform",
-    "log_mean_exp",
-    "mean",
-    "peak",
-    "same_mean_kl",
-    "uniform_variables",
-    "variance",
-    "variance_slope",
-]
-
 # From this lambda on, 14 terms give A to a rounding of float64, and its second derivative to 3e-14.
 LEAST_LAMBDA = 20.0
 NUM_TERMS = 14
 # What economising a series may change in it.
 _TOLERANCE = 1e-17
 # Nodes and weights on (0, 1): 10 points give the integral over a factor of e to 5e-15.
-_GAUSS_LEGENDRE = [(0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(10), strict=True)]
+_GAUSS_LEGENDRE = [
+    (0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(10), strict=True)
+]
 # Elements at a time; each has ten points.
 _CHUNK = 2**10
 # How many growth factors are multiplied before a logarithm is taken: fewer logarithms, and no overflow in float32.
@@ -69,7 +55,9 @@ class BesselPlan(NamedTuple):
     ratio: tuple[float, ...]  # (F - 1) / t^2
     slope: tuple[float, ...]  # (G - 1) / t, where G = F - (1 - t^2) F'
     curvature: tuple[float, ...]  # H = (2 + t) G + t (1 + t) G'
-    integral: tuple[float, ...]  # R, by which the integral of A differs from its leading terms, over 1 - t
+    integral: tuple[
+        float, ...
+    ]  # R, by which the integral of A differs from its leading terms, over 1 - t
 
 
 def bessel_plan(dim: int) -> BesselPlan:
@@ -134,7 +122,9 @@ def expansion_polynomials() -> tuple[list[np.ndarray], list[np.ndarray]]:
     one_minus_t, one_plus_t = np.array([one, -one]), np.array([one, one])
     p, r = [np.array([one])], [np.array([0 * one]), np.array([0 * one])]
     for k in range(1, NUM_TERMS + 1):
-        change = poly.polysub(p[-1], poly.polymul(poly.polymul(one_minus_t, one_plus_t), poly.polyder(p[-1])))
+        change = poly.polysub(
+            p[-1], poly.polymul(poly.polymul(one_minus_t, one_plus_t), poly.polyder(p[-1]))
+        )
         total = poly.polymul(np.array([0 * one, 0 * one, one]), change)
         for i in range(1, k):
             total = poly.polyadd(total, poly.polymul(one_minus_t, poly.polymul(p[i], p[k - i])))
@@ -245,7 +235,9 @@ def log_mean_exp(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 def peak(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """Return M = kappa - L."""
-    return _upper_peak(uniform_variables(concentration, plan.shifted_lam), plan) - _log_growth(concentration, plan)
+    return _upper_peak(uniform_variables(concentration, plan.shifted_lam), plan) - _log_growth(
+        concentration, plan
+    )
 
 
 def kl_to_uniform(concentration: Tensor, plan: BesselPlan) -> Tensor:
@@ -283,9 +275,18 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
     v_q, v_p = (uniform_variables(side, plan.shifted_lam) for side in (q, p))
     growth_q, growth_p = _log_growth(q, plan), _log_growth(p, plan)
     cosine, gap = mean(q, plan), complement(q, plan)
-    peaked = (_upper_peak(v_q, plan) - growth_q) - (_upper_peak(v_p, plan) - growth_p) + gap * (p - q)
-    flat = _kl_to_uniform(v_q, cosine, gap, growth_q, plan) + _upper_log_mean_exp(v_p, plan) + growth_p - p * cosine
-    return torch.where(near, log_ratio * integral, torch.where((q > plan.lam) & (p > plan.lam), peaked, flat))
+    peaked = (
+        (_upper_peak(v_q, plan) - growth_q) - (_upper_peak(v_p, plan) - growth_p) + gap * (p - q)
+    )
+    flat = (
+        _kl_to_uniform(v_q, cosine, gap, growth_q, plan)
+        + _upper_log_mean_exp(v_p, plan)
+        + growth_p
+        - p * cosine
+    )
+    return torch.where(
+        near, log_ratio * integral, torch.where((q > plan.lam) & (p > plan.lam), peaked, flat)
+    )
 
 
 def _rising_integral(q: Tensor, log_ratio: Tensor, plan: BesselPlan) -> Tensor:
@@ -350,7 +351,9 @@ def _log_growth(concentration: Tensor, plan: BesselPlan) -> Tensor | float:
     return total + product.log1p()
 
 
-def _descent(concentration: Tensor, plan: BesselPlan) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+def _descent(
+    concentration: Tensor, plan: BesselPlan
+) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
     r"""At each rung b: :math:`b + \kappa A_{b+2}`, :math:`A_{b+2}`, and :math:`b - \kappa^2 A_{b+2}'` as two summands.
 
     They are delta = (b+1)/2 - kappa^2 A_{b+2}', which has a recurrence that does not cancel, and (b-1)/2.
@@ -367,7 +370,9 @@ def _descent(concentration: Tensor, plan: BesselPlan) -> Iterator[tuple[Tensor, 
         yield total, cosine, delta, lam
         inverse = total.reciprocal()
         cosine, gap = concentration * inverse, sigma * inverse
-        delta = torch.addcmul(lam * torch.addcmul(gap, gap, cosine), cosine, cosine * delta, value=-1.0)
+        delta = torch.addcmul(
+            lam * torch.addcmul(gap, gap, cosine), cosine, cosine * delta, value=-1.0
+        )
 
 
 def _series(coefficients: tuple[float, ...], t: Tensor) -> Tensor:

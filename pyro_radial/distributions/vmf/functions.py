@@ -23,16 +23,6 @@ from pyro_radial.distributions.special import accumulation_dtype, by_chunks
 from pyro_radial.distributions.vmf import bessel
 from pyro_radial.distributions.vmf.bessel import bessel_plan
 
-__all__ = [
-    "cosine_variance",
-    "log_mean_exp_cosine",
-    "log_vmf_peak",
-    "mean_cosine",
-    "mean_cosine_gap",
-    "vmf_kl",
-    "vmf_kl_to_uniform",
-]
-
 # Elements at a time: in few dimensions a formula has a few hundred steps.
 _CHUNK = 2**14
 
@@ -80,7 +70,9 @@ def vmf_kl_to_uniform(concentration: Tensor, dim: int) -> Tensor:
     return _scalar("kl_to_uniform", concentration, dim).to(concentration.dtype)
 
 
-def vmf_kl(concentration_q: Tensor, concentration_p: Tensor, one_minus_cosine: Tensor, dim: int) -> Tensor:
+def vmf_kl(
+    concentration_q: Tensor, concentration_p: Tensor, one_minus_cosine: Tensor, dim: int
+) -> Tensor:
     r"""Return the KL from one von Mises-Fisher distribution to another, never negative.
 
     .. math:: KL(q \| p) = \kappa_p A(\kappa_q) (1 - \mu_q \cdot \mu_p)
@@ -106,7 +98,9 @@ class _Scalar(torch.autograd.Function):
 
     @staticmethod
     def forward(concentration: Tensor, dim: int, name: str) -> Tensor:
-        return by_chunks(partial(getattr(bessel, name), plan=bessel_plan(dim)), (concentration,), _CHUNK)
+        return by_chunks(
+            partial(getattr(bessel, name), plan=bessel_plan(dim)), (concentration,), _CHUNK
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

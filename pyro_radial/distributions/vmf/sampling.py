@@ -23,14 +23,6 @@ from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.vmf.bessel import expansion_polynomials, uniform_variables
 from pyro_radial.distributions.vmf.functions import mean_cosine_gap
 
-__all__ = [
-    "implicit_slope",
-    "sample_direction",
-    "sample_one_minus_cosine",
-    "sample_uniform_direction",
-    "slope_polynomials",
-]
-
 # A proposal is rejected with at most this probability, so all of them are with a probability below 1e-11.
 MOST_REFUSED = 0.3423
 NUM_PROPOSALS = 24
@@ -93,7 +85,9 @@ def _in_three_dimensions(concentration: Tensor) -> Tensor:
     """Invert the cosine's distribution function, which is elementary in three dimensions."""
     # At zero the formula is 0 / 0; this close to zero it equals its limit.
     concentration = concentration.clamp(min=1e-30)
-    uniform = torch.rand(concentration.shape, dtype=concentration.dtype, device=concentration.device)
+    uniform = torch.rand(
+        concentration.shape, dtype=concentration.dtype, device=concentration.device
+    )
     return -(uniform * (-2.0 * concentration).expm1()).log1p() / concentration
 
 
@@ -106,7 +100,9 @@ def _by_rejection(concentration: Tensor, dim: int) -> Tensor:
     a, one_minus_a = variables.a0, variables.one_minus_a0
     gap, accepted = _propose(a, one_minus_a, dim, FIRST_PROPOSALS)
     # The bound also covers some rows that have a draw already; they get another one.
-    rows = accepted.to(torch.uint8).topk(_most_refused(len(gap)), largest=False, sorted=False).indices
+    rows = (
+        accepted.to(torch.uint8).topk(_most_refused(len(gap)), largest=False, sorted=False).indices
+    )
     again, _ = _propose(a[rows], one_minus_a[rows], dim, NUM_PROPOSALS)
     return gap.scatter(0, rows, again).view(concentration.shape)
 
@@ -149,7 +145,9 @@ class _Direction(torch.autograd.Function):
         cosine = 1.0 - gap
         length = (gap * (2.0 - gap) / _dot(normal, normal)).sqrt()
         across = length * _dot(loc, normal)
-        value = torch.addcmul(normal.mul_(_column(length, loc)), loc, _column(cosine - across / q, loc))
+        value = torch.addcmul(
+            normal.mul_(_column(length, loc)), loc, _column(cosine - across / q, loc)
+        )
         value.select(-1, 0).copy_(cosine * first - sign * across)
         return value
 
@@ -232,13 +230,18 @@ def implicit_slope(concentration: Tensor, one_minus_cosine: Tensor, dim: int) ->
     for b in range(top, dim - 1, -2):
         # From kappa (1 - A), two dimensions above, to A and 1 - A without a difference.
         complement = b - gap
-        mean, one_minus_mean = (part / (concentration + complement) for part in (concentration, complement))
+        mean, one_minus_mean = (
+            part / (concentration + complement) for part in (concentration, complement)
+        )
         gap = mean * complement
         if b < top:
             inner = 1.0 - concentration * (2.0 - one_minus_cosine) * slope
             slope = (one_minus_mean + mean * one_minus_cosine * inner) / (b - 1)
     # Far in the tails the series may leave the exact range.
-    least, most = one_minus_mean * ((1.0 - _SLACK) / (dim - 1)), (1.0 + mean) * ((1.0 + _SLACK) / (dim - 1))
+    least, most = (
+        one_minus_mean * ((1.0 - _SLACK) / (dim - 1)),
+        (1.0 + mean) * ((1.0 + _SLACK) / (dim - 1)),
+    )
     return slope.clamp(least, most)
 
 
@@ -254,7 +257,9 @@ def _expansion(concentration: Tensor, one_minus_cosine: Tensor, lam: float) -> T
 
 def _powers(base: Tensor, count: int) -> Tensor:
     """The powers 0, 1, ... of a positive number, in a new last dimension."""
-    return (base.log().unsqueeze(-1) * torch.arange(count, dtype=base.dtype, device=base.device)).exp()
+    return (
+        base.log().unsqueeze(-1) * torch.arange(count, dtype=base.dtype, device=base.device)
+    ).exp()
 
 
 def _coefficients(lam: float, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -269,8 +274,12 @@ _kept_coefficients = lru_cache(maxsize=256)(_coefficients)
 @constant_in_graphs
 def _table(lam: float) -> list[list[float]]:
     """Sum as many terms as are needed."""
-    terms = [np.array(gamma, dtype=float) / lam ** (k + 1) for k, gamma in enumerate(slope_polynomials())]
-    count = next((k for k, term in enumerate(terms) if _largest_share(term, lam) < _TOLERANCE), len(terms))
+    terms = [
+        np.array(gamma, dtype=float) / lam ** (k + 1) for k, gamma in enumerate(slope_polynomials())
+    ]
+    count = next(
+        (k for k, term in enumerate(terms) if _largest_share(term, lam) < _TOLERANCE), len(terms)
+    )
     table = np.zeros_like(terms[count - 1])
     for term in terms[:count]:
         table[: term.shape[0], : term.shape[1]] += term
@@ -301,7 +310,9 @@ def slope_polynomials() -> list[np.ndarray]:
             slope = (j + 1) * coefficient
             bracket[j] = poly.polysub(bracket[j], 2 * slope)
             bracket[j + 1] = poly.polyadd(bracket[j + 1], 2 * poly.polymul(one_plus_t, slope))
-            bracket[j + 2] = poly.polysub(bracket[j + 2], poly.polymul(t, poly.polymul(one_plus_t, slope)))
+            bracket[j + 2] = poly.polysub(
+                bracket[j + 2], poly.polymul(t, poly.polymul(one_plus_t, slope))
+            )
         # Division by 1 - xi is summation; the last sum is the remainder, zero.
         quotient, total = [np.array([0 * one])] * 2, np.array([0 * one])
         for coefficient in bracket[:-1]:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 
-__all__ = ["Divergence", "DivergenceEstimate", "Process", "ProcessDivergence"]
-
 
 class DivergenceEstimate(NamedTuple):
     """An estimate of a divergence: a scalar to differentiate, and a number to report."""

@@ -15,17 +15,6 @@ from pyro_radial.functional.divergences.estimate import DivergenceEstimate
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_prior, check_values
 
-__all__ = [
-    "GaussianKL",
-    "Moments",
-    "RegularizedKL",
-    "check_enough_of_prior",
-    "known_moments",
-    "moments_of_prior",
-    "normal_kl",
-    "sampled_moments",
-]
-
 # A value that earlier ones determine up to this share of its variance is determined by them; the rest is rounding.
 DETERMINED = 1e-12
 
@@ -138,13 +127,18 @@ class RegularizedKL(GaussianKL):
         True
     """
 
-    def __init__(self, gamma: float, factorize: bool = False, num_prior_samples: int = 1000) -> None:
+    def __init__(
+        self, gamma: float, factorize: bool = False, num_prior_samples: int = 1000
+    ) -> None:
         super().__init__(factorize, num_prior_samples)
         self.gamma = positive_float("gamma", gamma)
 
     def _kl(self, q: Moments, p: Moments, num_points: int) -> Tensor:
         noise = self.gamma * num_points
-        factors = [torch.linalg.cholesky_ex(with_diagonal(moments.covariance, noise)).L for moments in (q, p)]
+        factors = [
+            torch.linalg.cholesky_ex(with_diagonal(moments.covariance, noise)).L
+            for moments in (q, p)
+        ]
         return normal_kl(q, factors[0], p, factors[1], noise)
 
 
@@ -173,16 +167,22 @@ def moments_of_prior(
     try:
         return known_moments(*prior.moments(x, num_outputs), factorize)
     except NotImplementedError:
-        return sampled_moments("num_prior_samples", prior.sample(x, num_prior_samples, num_outputs), factorize)
+        return sampled_moments(
+            "num_prior_samples", prior.sample(x, num_prior_samples, num_outputs), factorize
+        )
 
 
 def check_enough_of_prior(p: Moments) -> None:
     """Raise a ValueError for too few draws of a prior to correct their moments."""
     if p.num_samples is not None and p.num_samples < p.dim + 3:
-        raise ValueError(f"num_prior_samples must be at least {p.dim + 3} for {p.dim} values, got {p.num_samples}")
+        raise ValueError(
+            f"num_prior_samples must be at least {p.dim + 3} for {p.dim} values, got {p.num_samples}"
+        )
 
 
-def normal_kl(q: Moments, factor_q: Tensor, p: Moments, factor_p: Tensor, noise: float = 0.0) -> Tensor:
+def normal_kl(
+    q: Moments, factor_q: Tensor, p: Moments, factor_p: Tensor, noise: float = 0.0
+) -> Tensor:
     """The KL divergence of each block, ``[B]``, corrected for sampled moments.
 
     The values of both have independent noise of a variance, which only the Cholesky factors contain.

@@ -6,7 +6,11 @@
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_float, positive_count
-from pyro_radial.functional.divergences.estimate import DivergenceEstimate, Process, ProcessDivergence
+from pyro_radial.functional.divergences.estimate import (
+    DivergenceEstimate,
+    Process,
+    ProcessDivergence,
+)
 from pyro_radial.functional.divergences.gaussian import (
     check_enough_of_prior,
     known_moments,
@@ -15,8 +19,6 @@ from pyro_radial.functional.divergences.gaussian import (
 )
 from pyro_radial.functional.gaussian import JITTER, cholesky, with_diagonal
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior
-
-__all__ = ["LinearizedKL", "kl_of_marginals"]
 
 MIN_VARIANCE = 1e-6  # of function values
 
@@ -68,7 +70,9 @@ class LinearizedKL(ProcessDivergence):
         check_points(x)
         check_prior(prior)
         if not hasattr(process, "moments"):
-            raise ValueError(f"process must have a method moments(), as PosteriorProcess has, got {process!r}")
+            raise ValueError(
+                f"process must have a method moments(), as PosteriorProcess has, got {process!r}"
+            )
         mean, covariance = process.moments(x)
         noise = self.gamma * len(x)
         q = known_moments(mean, with_diagonal(covariance, noise + prior.noise**2), factorize=True)

@@ -13,8 +13,6 @@ from pyro_radial.functional.divergences.estimate import DivergenceEstimate
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_prior, check_values
 from pyro_radial.functional.scores import ScoreEstimator, SteinScore
 
-__all__ = ["SteinKL"]
-
 
 class SteinKL:
     r"""The gradient of the KL divergence from the scores of both distributions, which may have any form.
@@ -47,7 +45,9 @@ class SteinKL:
         True
     """
 
-    def __init__(self, estimator: ScoreEstimator | None = None, num_prior_samples: int = 500) -> None:
+    def __init__(
+        self, estimator: ScoreEstimator | None = None, num_prior_samples: int = 500
+    ) -> None:
         self.estimator: ScoreEstimator = SteinScore() if estimator is None else estimator
         check_types(Callable, estimator=self.estimator)
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
@@ -58,7 +58,9 @@ class SteinKL:
         check_prior(prior)
         values = f.detach().double()
         with torch.no_grad():
-            score = self.estimator(values.flatten(1)).view_as(values) - self._prior_score(values, x, prior)
+            score = self.estimator(values.flatten(1)).view_as(values) - self._prior_score(
+                values, x, prior
+            )
         surrogate = (f * score.to(f.dtype)).sum((-2, -1)).mean()
         return DivergenceEstimate(surrogate, None)
 

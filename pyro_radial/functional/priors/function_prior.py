@@ -12,20 +12,12 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types, kind_of, positive_count
 from pyro_radial._pyro.compat import is_capturing
-from pyro_radial.functional.gaussian import JITTER, gaussian_log_prob, gaussian_sample, gaussian_score
-
-__all__ = [
-    "FunctionPrior",
-    "ImplicitProcess",
-    "check_finite",
-    "check_floating",
-    "check_points",
-    "check_prior",
-    "check_targets",
-    "check_values",
-    "joined_points",
-    "moments_of",
-]
+from pyro_radial.functional.gaussian import (
+    JITTER,
+    gaussian_log_prob,
+    gaussian_sample,
+    gaussian_score,
+)
 
 
 class FunctionPrior(nn.Module):
@@ -62,7 +54,9 @@ class FunctionPrior(nn.Module):
         if values.shape != shape:
             raise ValueError(f"{name}: a sample must have shape {shape}, got {tuple(values.shape)}")
         if not values.is_floating_point():
-            raise ValueError(f"{name}: a sample must be of floating-point numbers, got {values.dtype}")
+            raise ValueError(
+                f"{name}: a sample must be of floating-point numbers, got {values.dtype}"
+            )
         if is_validation_enabled() and bool(values.isnan().any()):
             raise ValueError(f"{name}: a sample must be of numbers, got NaN")
         return values.to(x.dtype)
@@ -72,7 +66,9 @@ class FunctionPrior(nn.Module):
 
         :raises NotImplementedError: for a prior that is not Gaussian.
         """
-        raise NotImplementedError(f"{type(self).__name__} is not Gaussian and has no moments and no known density")
+        raise NotImplementedError(
+            f"{type(self).__name__} is not Gaussian and has no moments and no known density"
+        )
 
     def marginals(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value of a Gaussian prior, ``[N, O]``, in float64.
@@ -132,7 +128,9 @@ class ImplicitProcess(FunctionPrior):
 def check_floating(argument: str, value: Any) -> None:
     """Raise a ValueError unless the value is a tensor of floating-point numbers."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise ValueError(f"{argument} must be a tensor of floating-point numbers, got {_kind(value)}")
+        raise ValueError(
+            f"{argument} must be a tensor of floating-point numbers, got {_kind(value)}"
+        )
 
 
 def check_points(x: Tensor, argument: str = "x") -> None:
@@ -148,7 +146,9 @@ def check_values(f: Tensor, x: Tensor) -> None:
     check_points(x)
     check_floating("f", f)
     if f.dim() != 3 or f.shape[1] != len(x) or f.numel() == 0:
-        raise ValueError(f"f must be function values of shape [S, {len(x)}, O], got shape {list(f.shape)}")
+        raise ValueError(
+            f"f must be function values of shape [S, {len(x)}, O], got shape {list(f.shape)}"
+        )
     check_finite("f", f)
 
 
@@ -190,7 +190,9 @@ def joined_points(x: Tensor, at: Tensor) -> Tensor:
     """Return the points of observations and those to predict at in one tensor, or raise a ValueError."""
     check_points(at, "at")
     if at.shape[1:] != x.shape[1:]:
-        raise ValueError(f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}")
+        raise ValueError(
+            f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}"
+        )
     return torch.cat([x, at.to(x)])
 
 

@@ -14,7 +14,13 @@ from pyro.contrib.gp.kernels import Kernel as PyroKernel
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_number, check_types, non_negative_float, positive_count, positive_float
+from pyro_radial._pyro.checks import (
+    check_number,
+    check_types,
+    non_negative_float,
+    positive_count,
+    positive_float,
+)
 from pyro_radial._pyro.compat import set_context
 from pyro_radial.functional.gaussian import (
     JITTER,
@@ -22,10 +28,12 @@ from pyro_radial.functional.gaussian import (
     gaussian_log_prob,
     with_diagonal,
 )
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, joined_points
-
-__all__ = ["GaussianProcess"]
-
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_points,
+    check_targets,
+    joined_points,
+)
 
 #: A loss that no line search accepts, in nats per datum.
 FAR = 1e6
@@ -82,13 +90,17 @@ class GaussianProcess(FunctionPrior):
         self._kernels = nn.ModuleList([_Covariance(k) for k in kernels])
         number = 0.0 if mean is None else mean
         what = "a finite number or a function of points"
-        self.mean = _own_copy(mean) if callable(mean) else check_number("mean", number, math.isfinite, what)
+        self.mean = (
+            _own_copy(mean) if callable(mean) else check_number("mean", number, math.isfinite, what)
+        )
         self.jitter = positive_float("jitter", jitter)
         self.noise = non_negative_float("noise", noise)
         #: The standard deviation of observations around the function; zero until :meth:`fit`.
         self.register_buffer("observation_noise", torch.zeros((), dtype=torch.double))
         # Frozen parameters stay frozen in fit.
-        self._fitted = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        self._fitted = [
+            name for name, parameter in self.named_parameters() if parameter.requires_grad
+        ]
         self.requires_grad_(False)
 
     @property
@@ -190,9 +202,13 @@ class GaussianProcess(FunctionPrior):
         spread = y.std(correction=0).clamp_min(torch.finfo(y.dtype).eps)
         log_noise = (0.1 * spread).log().requires_grad_()
         if observation_noise is not None:
-            log_noise = y.new_tensor(math.log(positive_float("observation_noise", observation_noise)))
+            log_noise = y.new_tensor(
+                math.log(positive_float("observation_noise", observation_noise))
+            )
         fitted = [*parameters, log_noise] if log_noise.requires_grad else parameters
-        optimizer = torch.optim.LBFGS(fitted, max_iter=positive_count("steps", steps), line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            fitted, max_iter=positive_count("steps", steps), line_search_fn="strong_wolfe"
+        )
         history: list[Tensor] = []
 
         def negative_log_likelihood() -> Tensor:
@@ -231,7 +247,9 @@ class GaussianProcess(FunctionPrior):
                 f"num_outputs must be {len(self._kernels)}, one for each kernel of the list, got {num_outputs}"
             )
         points = x.double().flatten(1)
-        return _mean_at(self.mean, points, num_outputs), torch.stack([k(points) for k in self._kernels])
+        return _mean_at(self.mean, points, num_outputs), torch.stack(
+            [k(points) for k in self._kernels]
+        )
 
 
 class _Covariance(nn.Module):
@@ -247,19 +265,27 @@ class _Covariance(nn.Module):
         try:
             value = self._call(points)
         except RuntimeError as error:
-            raise ValueError(f"kernel must take points of shape {list(points.shape)}, got an error: {error}") from error
+            raise ValueError(
+                f"kernel must take points of shape {list(points.shape)}, got an error: {error}"
+            ) from error
         # gpytorch returns an operator.
         if hasattr(value, "to_dense"):
             value = value.to_dense()
         size = len(points)
         if not isinstance(value, Tensor) or value.shape != (size, size):
             what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"kernel must return [{size}, {size}] for {size} points and themselves, got {what}")
+            raise ValueError(
+                f"kernel must return [{size}, {size}] for {size} points and themselves, got {what}"
+            )
         return value.double()
 
     def _call(self, points: Tensor) -> Any:
         # Pyro's white noise kernel is zero between two sets of points.
-        return self.function(points) if isinstance(self.function, PyroKernel) else self.function(points, points)
+        return (
+            self.function(points)
+            if isinstance(self.function, PyroKernel)
+            else self.function(points, points)
+        )
 
 
 def _mean_at(mean: float | Callable[[Tensor], Tensor], points: Tensor, num_outputs: int) -> Tensor:

@@ -14,13 +14,21 @@ from torch.distributions import MultivariateNormal
 
 from pyro_radial._pyro.checks import check_types, non_negative_float
 from pyro_radial.functional.gaussian import gaussian_condition
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, joined_points
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_points,
+    check_targets,
+    joined_points,
+)
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
-from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, Structure, undisturbed
+from pyro_radial.nn.linearized.linearization import (
+    CovarianceBlock,
+    Linearization,
+    Structure,
+    undisturbed,
+)
 from pyro_radial.nn.linearized.site_moments import Moments, site_moments, sites_of_network
 from pyro_radial.poutine.swap_prior import is_guide
-
-__all__ = ["PosteriorProcess"]
 
 
 class PosteriorProcess(FunctionPrior):
@@ -63,7 +71,9 @@ class PosteriorProcess(FunctionPrior):
         (torch.Size([7, 2]), torch.Size([7, 2]), torch.Size([2, 7, 7]))
     """
 
-    def __init__(self, model: Callable[..., Any], posterior: Any, function_site: str = FUNCTION_SITE) -> None:
+    def __init__(
+        self, model: Callable[..., Any], posterior: Any, function_site: str = FUNCTION_SITE
+    ) -> None:
         super().__init__()
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model and no guide, got {type(model).__name__}")
@@ -78,7 +88,9 @@ class PosteriorProcess(FunctionPrior):
         self._structures: dict[Any, Structure] = {}
         self.means = _buffers([mean[site] for site in self._sites])
         self.covariances = _buffers([block.covariance for block in blocks])
-        factored = {place: block.factor for place, block in enumerate(blocks) if block.factor is not None}
+        factored = {
+            place: block.factor for place, block in enumerate(blocks) if block.factor is not None
+        }
         self._factored = tuple(factored)
         self.factors = _buffers(list(factored.values()))
         self.requires_grad_(False)
@@ -119,7 +131,9 @@ class PosteriorProcess(FunctionPrior):
         """
         return self._of_function(Linearization.moments, x, num_outputs)
 
-    def posterior(self, x: Tensor, y: Tensor, at: Tensor, observation_noise: float) -> tuple[Tensor, Tensor]:
+    def posterior(
+        self, x: Tensor, y: Tensor, at: Tensor, observation_noise: float
+    ) -> tuple[Tensor, Tensor]:
         r"""Return the distribution of the function at points, given further observations with normal noise.
 
         This conditions the linearized network without training. N data cost :math:`N^3`.
@@ -141,14 +155,19 @@ class PosteriorProcess(FunctionPrior):
         return f"sites={self._sites}"
 
     def _of_function(
-        self, moments: Callable[[Linearization, Tensor], tuple[Tensor, Tensor]], x: Tensor, num_outputs: int | None
+        self,
+        moments: Callable[[Linearization, Tensor], tuple[Tensor, Tensor]],
+        x: Tensor,
+        num_outputs: int | None,
     ) -> tuple[Tensor, Tensor]:
         """Moments of the linearized function, in a block where no handler and no store sees its parameters."""
         check_points(x)
         with undisturbed():
             mean, spread = moments(self.linearization, x.to(next(iter(self.means.buffers()))))
         if num_outputs not in (None, mean.shape[-1]):
-            raise ValueError(f"num_outputs must be {mean.shape[-1]}, the network's, got {num_outputs}")
+            raise ValueError(
+                f"num_outputs must be {mean.shape[-1]}, the network's, got {num_outputs}"
+            )
         return mean, spread
 
 
@@ -156,7 +175,9 @@ def _buffers(tensors: list[Tensor]) -> nn.Module:
     """A module that holds copies of tensors, in order."""
     module = nn.Module()
     for place, tensor in enumerate(tensors):
-        module.register_buffer(str(place), tensor.detach().clone(memory_format=torch.contiguous_format))
+        module.register_buffer(
+            str(place), tensor.detach().clone(memory_format=torch.contiguous_format)
+        )
     return module
 
 
@@ -177,5 +198,7 @@ def _joint_moments(posterior: object, needed: Mapping[str, torch.Size]) -> Momen
     if not bool(posterior.mean.isfinite().all() & posterior.covariance_matrix.isfinite().all()):
         raise ValueError("posterior must have a finite mean and covariance, got NaN or infinity")
     parts = posterior.mean.split(sizes)
-    mean = {name: part.reshape(shape) for part, (name, shape) in zip(parts, needed.items(), strict=True)}
+    mean = {
+        name: part.reshape(shape) for part, (name, shape) in zip(parts, needed.items(), strict=True)
+    }
     return mean, [CovarianceBlock(tuple(needed), posterior.covariance_matrix, is_full=True)]

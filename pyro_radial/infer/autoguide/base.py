@@ -21,18 +21,29 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, transform_to
 
-from pyro_radial._pyro.checks import check_each, check_flag, check_types, optional, positive_float, proper_fraction
+from pyro_radial._pyro.checks import (
+    check_each,
+    check_flag,
+    check_types,
+    optional,
+    positive_float,
+    proper_fraction,
+)
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site, choose_families
+from pyro_radial.infer.autoguide.families.family import (
+    Families,
+    Family,
+    LocScale,
+    Site,
+    choose_families,
+)
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.bayesian_module import BayesianModule, check_fixed, keeping_buffers, submodules
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
 from pyro_radial.poutine.local_reparameterization import LocalReparameterizationMessenger
-
-__all__ = ["AutoPerSite", "LocScaleSite", "MissingMeans"]
 
 # Measured (benchmarks/PAST.md): with 0.003 the best on average, and better on two of three data sets.
 NETWORK_INIT_STDDEV = 0.01
@@ -89,7 +100,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         check_types(Callable | None, create_plates=create_plates)
         check_types(Mapping | Callable | None, families=families)
         self.init_loc_fn = init_loc_fn
-        super().__init__(InitMessenger(partial(_init_latent, init_loc_fn))(model), create_plates=create_plates)
+        super().__init__(
+            InitMessenger(partial(_init_latent, init_loc_fn))(model), create_plates=create_plates
+        )
         self._init_stddev = optional(positive_float, "init_stddev", init_stddev)
         self._wanted_families = families
         self._families: dict[str, Family] = {}
@@ -143,7 +156,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _make_parameters(self, name: str, prior_site: Any, family: Family) -> None:
         default = NETWORK_INIT_STDDEV if carries_initial_value(prior_site) else INIT_STDDEV
         try:
-            site, value = Site.of(name, prior_site, family.transform(prior_site), self._init_stddev or default)
+            site, value = Site.of(
+                name, prior_site, family.transform(prior_site), self._init_stddev or default
+            )
         except FloatingPointError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
         start = self._start.get(name)
@@ -170,7 +185,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """The module that holds this parameter of all sites."""
         plural = f"{parameter}s"
         if hasattr(type(self), plural):
-            raise ValueError(f"site '{site}': a family's parameter must not be called {parameter!r}")
+            raise ValueError(
+                f"site '{site}': a family's parameter must not be called {parameter!r}"
+            )
         if plural not in self._modules:
             setattr(self, plural, PyroModule())
         container = getattr(self, plural)
@@ -208,7 +225,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                 distribution = family.guide_distribution(site, **self._parameters_of(name))
                 if site.transform is not None:
                     distribution = family.on_support(site, distribution)
-                infer: Any = {OFFER: family.local_noise} if prior_site["infer"].get(PARAMETER) else {}
+                infer: Any = (
+                    {OFFER: family.local_noise} if prior_site["infer"].get(PARAMETER) else {}
+                )
                 result[name] = pyro.sample(name, distribution, infer=infer)
         return result
 
@@ -218,10 +237,14 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._require_setup("posterior")
         result = {}
         for name, family in self._families.items():
-            parameters = {p: value.detach().clone() for p, value in self._parameters_of(name).items()}
+            parameters = {
+                p: value.detach().clone() for p, value in self._parameters_of(name).items()
+            }
             site = self._site[name]
             distribution = family.distribution(site, **parameters)
-            result[name] = distribution if site.transform is None else family.on_support(site, distribution)
+            result[name] = (
+                distribution if site.transform is None else family.on_support(site, distribution)
+            )
         return result
 
     @torch.no_grad()
@@ -229,13 +252,19 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """The elementwise posterior median of every site; arguments are needed only before the first run."""
         self._require_setup("median", *args, **kwargs)
         return {
-            name: self._constrain(name, family.center(self._site[name], **self._parameters_of(name)).detach().clone())
+            name: self._constrain(
+                name, family.center(self._site[name], **self._parameters_of(name)).detach().clone()
+            )
             for name, family in self._families.items()
         }
 
     @torch.no_grad()
     def quantiles(
-        self, quantiles: Sequence[float], *args: Any, sites: Collection[str] | None = None, **kwargs: Any
+        self,
+        quantiles: Sequence[float],
+        *args: Any,
+        sites: Collection[str] | None = None,
+        **kwargs: Any,
     ) -> dict[str, Tensor]:
         """Quantiles of each element's marginal, ``{site: [len(quantiles), *shape]}``.
 
@@ -256,7 +285,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
         site = self._site[name]
         levels = [1.0 - q for q in levels] if site.is_decreasing() else levels
-        return self._constrain(name, self._families[name].quantiles(site, levels, **self._parameters_of(name)))
+        return self._constrain(
+            name, self._families[name].quantiles(site, levels, **self._parameters_of(name))
+        )
 
     def _constrain(self, name: str, unconstrained: Tensor) -> Tensor:
         transform = self._site[name].transform
@@ -284,7 +315,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """
         check_flag("scales", scales)
         check_types(Mapping, distributions=distributions)
-        check_types(Distribution, **{f"distributions[{name!r}]": value for name, value in distributions.items()})
+        check_types(
+            Distribution,
+            **{f"distributions[{name!r}]": value for name, value in distributions.items()},
+        )
         if self.prototype_trace is not None:
             raise RuntimeError(f"{type(self).__name__}.start_at: the guide already has parameters")
         self._start, self._start_spread = dict(distributions), scales
@@ -330,13 +364,19 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._require_setup("load_means")
         missing = [name for name in self._site if name not in state_dict]
         if strict and missing:
-            raise ValueError(f"load_means: no value for the sites {missing}; strict=False skips them")
+            raise ValueError(
+                f"load_means: no value for the sites {missing}; strict=False skips them"
+            )
         # A guide that was loaded from a file has no model.
         for module in submodules(poutine.unwrap(self.model) if self._model else None):
             if isinstance(module, BayesianModule):
                 check_fixed(module, "state_dict", state_dict, self._site)
         # All are checked before the first one changes.
-        means = {name: self._checked_mean(name, state_dict[name]) for name in self._site if name not in missing}
+        means = {
+            name: self._checked_mean(name, state_dict[name])
+            for name in self._site
+            if name not in missing
+        }
         for name, mean in means.items():
             self._trained("loc", name).copy_(mean)
         return MissingMeans(missing)
@@ -361,7 +401,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """The sites with a location and a scale, and their parameters."""
         self._require_setup("loc_scale_sites")
         return {
-            name: LocScaleSite(family, self._site[name], self._trained("loc", name), self._trained("scale", name))
+            name: LocScaleSite(
+                family, self._site[name], self._trained("loc", name), self._trained("scale", name)
+            )
             for name, family in self._families.items()
             if isinstance(family, LocScale)
         }
@@ -377,10 +419,14 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             check_types(Tensor, **{f"stddevs[{name!r}]": stddev})
             family = self._families.get(name)
             if not isinstance(family, LocScale):
-                raise ValueError(f"stddevs must name sites with a location and a scale, got {name!r}")
+                raise ValueError(
+                    f"stddevs must name sites with a location and a scale, got {name!r}"
+                )
             target = self._trained("scale", name)
             if not bool(((stddev > 0) & stddev.isfinite()).all()):
-                raise ValueError(f"stddevs and scales must be positive and finite, got others at site '{name}'")
+                raise ValueError(
+                    f"stddevs and scales must be positive and finite, got others at site '{name}'"
+                )
             try:
                 scale = family.scale_of(self._site[name], stddev).to(target).expand(target.shape)
             except RuntimeError as error:
@@ -392,10 +438,14 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _trained(self, parameter: str, name: str) -> Tensor:
         """The unconstrained tensor that is trained."""
-        tensor: Tensor = attrgetter(f"{self._places[name]}_unconstrained")(getattr(self, f"{parameter}s"))
+        tensor: Tensor = attrgetter(f"{self._places[name]}_unconstrained")(
+            getattr(self, f"{parameter}s")
+        )
         return tensor
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load a state as in torch; the guide must have its parameters from :meth:`setup` or a first run."""
         check_types(bool, strict=strict, assign=assign)
         self._require_setup("load_state_dict")

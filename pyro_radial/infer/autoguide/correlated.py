@@ -28,8 +28,6 @@ from pyro_radial.nn.last_layer import LastLayerFinder, parameter_names
 from pyro_radial.nn.linearized.layers import networks_in
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
 
-__all__ = ["AutoCorrelated"]
-
 #: The most numbers in the factor of a covariance: a quarter of a gigabyte in float32.
 MAX_FACTOR = 2**26
 #: The standard deviation that an element keeps for itself in a covariance that is only a factor, as a share.
@@ -43,13 +41,17 @@ class _Part(Family):
         """The value, and one unit for all elements."""
         return Normal().initial(site, value)
 
-    def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
+    def initial_at(
+        self, site: Site, value: Tensor, distribution: Any, spread: bool
+    ) -> dict[str, PyroParam]:
         """The distribution's mean and, as the units, its standard deviations, if they are known."""
         return Normal().initial_at(site, value, distribution, spread)
 
     def local_noise(self, name: str, distribution: Any) -> None:
         """A ValueError: the outputs of a layer have covariances over inputs."""
-        raise ValueError(f"local_reparameterization: site '{name}' must have independent elements, got AutoCorrelated")
+        raise ValueError(
+            f"local_reparameterization: site '{name}' must have independent elements, got AutoCorrelated"
+        )
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
         """A normal as wide as the units; the guide knows the widths."""
@@ -111,11 +113,17 @@ class AutoCorrelated(AutoMeanField):
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(
-            model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
+            model,
+            init_loc_fn=init_loc_fn,
+            init_stddev=init_stddev,
+            families=families,
+            create_plates=create_plates,
         )
         check_types(Collection, sites=sites)
         if isinstance(sites, str) and sites not in ("last layer", "network"):
-            raise ValueError(f"sites must be 'last layer', 'network' or names of sites, got {sites!r}")
+            raise ValueError(
+                f"sites must be 'last layer', 'network' or names of sites, got {sites!r}"
+            )
         self._wanted = sites if isinstance(sites, str) else tuple(sites)
         self._rank = optional(positive_count, "rank", rank)
         #: The names of the correlated sites, in the order of the vector; empty before the guide has parameters.
@@ -135,13 +143,17 @@ class AutoCorrelated(AutoMeanField):
             if len(networks) == 1:
                 stack.enter_context(self._last.watching(networks[0].skeleton))
             super()._setup_prototype(*args, **kwargs)
-        correlated = tuple(name for name, family in self._families.items() if isinstance(family, _Part))
+        correlated = tuple(
+            name for name, family in self._families.items() if isinstance(family, _Part)
+        )
         self._check(correlated)
         sites = [self._site[name] for name in correlated]
         size = sum(site.shape.numel() for site in sites)
         rank = size if self._rank is None else self._rank
         if rank > size:
-            raise ValueError(f"rank must be at most {size}, the elements of sites {list(correlated)}, got {rank}")
+            raise ValueError(
+                f"rank must be at most {size}, the elements of sites {list(correlated)}, got {rank}"
+            )
         if rank * size > MAX_FACTOR:
             raise ValueError(
                 f"rank must be at most {MAX_FACTOR // size} for the {size} elements of {len(correlated)} sites, got "
@@ -150,7 +162,9 @@ class AutoCorrelated(AutoMeanField):
         like = self._trained("loc", correlated[0])
         # Half of each variance is an element's own at the start.
         own = torch.full((size,), 0.5, dtype=like.dtype, device=like.device).sqrt()
-        self.factor = PyroParam(torch.randn(size, rank).to(like) / (2.0 * rank) ** 0.5, constraints.real)
+        self.factor = PyroParam(
+            torch.randn(size, rank).to(like) / (2.0 * rank) ** 0.5, constraints.real
+        )
         self.own = PyroParam(own, constraints.softplus_positive)
         self.correlated = correlated
 
@@ -158,8 +172,14 @@ class AutoCorrelated(AutoMeanField):
         """Raise a ValueError for a wish that the sites do not fulfill."""
         if isinstance(self._wanted, str):
             if not correlated:
-                what = "a network that ends with a random linear layer" if self._wanted == "last layer" else "networks"
-                raise ValueError(f"model must have {what} for sites={self._wanted!r}, got sites {sorted(self._site)}")
+                what = (
+                    "a network that ends with a random linear layer"
+                    if self._wanted == "last layer"
+                    else "networks"
+                )
+                raise ValueError(
+                    f"model must have {what} for sites={self._wanted!r}, got sites {sorted(self._site)}"
+                )
         elif not correlated or not set(self._wanted) <= set(self._site):
             raise ValueError(f"sites must be among {sorted(self._site)}, got {list(self._wanted)}")
         prototypes: Any = dict(self._latent_sites())
@@ -180,16 +200,24 @@ class AutoCorrelated(AutoMeanField):
         self.setup(*args, **kwargs)
         loc, factor, variance = self._moments()
         # In double precision, because a covariance that is almost only a factor is nearly singular.
-        vector = dist.LowRankMultivariateNormal(loc.double(), factor.double(), variance.double(), validate_args=False)
-        drawn = pyro.sample(f"_{stored_name(self)}_latent", vector, infer={"is_auxiliary": True}).to(loc)
+        vector = dist.LowRankMultivariateNormal(
+            loc.double(), factor.double(), variance.double(), validate_args=False
+        )
+        drawn = pyro.sample(
+            f"_{stored_name(self)}_latent", vector, infer={"is_auxiliary": True}
+        ).to(loc)
         parts = self._split(drawn).items()
-        with _Given({name: part.reshape(drawn.shape[:-1] + self._site[name].shape) for name, part in parts}):
+        with _Given(
+            {name: part.reshape(drawn.shape[:-1] + self._site[name].shape) for name, part in parts}
+        ):
             return super().forward(*args, **kwargs)
 
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """The mean ``[P]`` of the vector, and the factor ``[P, R]`` and the variances ``[P]`` of its covariance."""
         found = [self._parameters_of(name) for name in self.correlated]
-        loc, scale = (torch.cat([each[kind].flatten() for each in found]) for kind in ("loc", "scale"))
+        loc, scale = (
+            torch.cat([each[kind].flatten() for each in found]) for kind in ("loc", "scale")
+        )
         return loc, scale.unsqueeze(-1) * self.factor, (scale * self.own).square()
 
     def _split(self, vector: Tensor) -> dict[str, Tensor]:
@@ -219,14 +247,18 @@ class AutoCorrelated(AutoMeanField):
         self._require_setup("set_factor")
         check_types(Tensor, factor=factor)
         if factor.shape != self.factor.shape:
-            raise ValueError(f"factor must have shape {list(self.factor.shape)}, got {list(factor.shape)}")
+            raise ValueError(
+                f"factor must have shape {list(self.factor.shape)}, got {list(factor.shape)}"
+            )
         units = torch.linalg.vector_norm(factor, dim=-1)
         if not bool(units.isfinite().all() & (units > 0).any()):
             raise ValueError("factor must be finite and not zero, got NaN, infinity or only zeros")
         units = units.clamp_min(OWN_SHARE * units.max())
         for name, part in self._split(units).items():
             scale = self._trained("scale", name)
-            scale.copy_(transform_to(LocScale.scale_constraint).inv(part.reshape(scale.shape).to(scale)))
+            scale.copy_(
+                transform_to(LocScale.scale_constraint).inv(part.reshape(scale.shape).to(scale))
+            )
         self.factor_unconstrained.copy_(factor / units.unsqueeze(-1))
         self.own = torch.full_like(self.own, OWN_SHARE)
 

@@ -16,8 +16,6 @@ from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.initialization import init_to_network
 
-__all__ = ["AutoMeanField", "AutoRadial", "AutoRadialDirectional"]
-
 
 class AutoRadial(AutoPerSite):
     r"""Guide with one :class:`~pyro_radial.distributions.RadialNormal` for each latent site.
@@ -74,10 +72,17 @@ class AutoRadial(AutoPerSite):
     ) -> None:
         radial = Radial(init_stddev, init_scale=init_scale)
         super().__init__(
-            model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
+            model,
+            init_loc_fn=init_loc_fn,
+            init_stddev=init_stddev,
+            families=families,
+            create_plates=create_plates,
         )
         if isinstance(event_dim, Mapping):
-            event_dim = {n: non_negative_integer(f"event_dim of site {n!r}", dims) for n, dims in event_dim.items()}
+            event_dim = {
+                n: non_negative_integer(f"event_dim of site {n!r}", dims)
+                for n, dims in event_dim.items()
+            }
         else:
             optional(non_negative_integer, "event_dim", event_dim)
         self._event_dim, self._radial = event_dim, radial
@@ -85,13 +90,23 @@ class AutoRadial(AutoPerSite):
     def default_family(self, name: str, site: Any) -> Family:
         """A radial normal with the ``event_dim`` of this site."""
         wanted = self._event_dim.get(name) if isinstance(self._event_dim, dict) else self._event_dim
-        return self._radial if wanted is None else Radial(init_scale=self._radial.init_scale, event_dim=wanted)
+        return (
+            self._radial
+            if wanted is None
+            else Radial(init_scale=self._radial.init_scale, event_dim=wanted)
+        )
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
-        _check_event_dim(self._event_dim, {name: site.event_dim for name, site in self._site.items()})
-        radial = {name: family for name, family in self._families.items() if isinstance(family, Radial)}
-        if radial and all(family.elements_per_radius(self._site[name]) == 1 for name, family in radial.items()):
+        _check_event_dim(
+            self._event_dim, {name: site.event_dim for name, site in self._site.items()}
+        )
+        radial = {
+            name: family for name, family in self._families.items() if isinstance(family, Radial)
+        }
+        if radial and all(
+            family.elements_per_radius(self._site[name]) == 1 for name, family in radial.items()
+        ):
             warnings.warn(
                 f"AutoRadial: every site ({', '.join(radial)}) has one element per event, so this is plain "
                 "mean field; is .to_event(...) missing on the model's weights?",
@@ -145,7 +160,11 @@ class AutoMeanField(AutoPerSite):
                 raise ValueError("give init_scale or init_stddev, not both")
             init_stddev = positive_float("init_scale", init_scale)
         super().__init__(
-            model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
+            model,
+            init_loc_fn=init_loc_fn,
+            init_stddev=init_stddev,
+            families=families,
+            create_plates=create_plates,
         )
 
     def default_family(self, name: str, site: Any) -> Family:
@@ -202,7 +221,11 @@ class AutoRadialDirectional(AutoPerSite):
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(
-            model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
+            model,
+            init_loc_fn=init_loc_fn,
+            init_stddev=init_stddev,
+            families=families,
+            create_plates=create_plates,
         )
         self._direction: Family = VonMisesFisher(init_mean_cosine, shared_concentration)
 
@@ -211,7 +234,9 @@ class AutoRadialDirectional(AutoPerSite):
         return self._direction if is_on_sphere(site["fn"].support) else Normal()
 
 
-def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: dict[str, int]) -> None:
+def _check_event_dim(
+    event_dim: int | dict[str, int] | None, site_event_dims: dict[str, int]
+) -> None:
     if isinstance(event_dim, int):
         largest = max(site_event_dims.values(), default=event_dim)
         if event_dim > largest:
@@ -221,6 +246,10 @@ def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: di
         return
     for name, dims in (event_dim or {}).items():
         if name not in site_event_dims:
-            raise ValueError(f"event_dim names '{name}', but the sites are {sorted(site_event_dims)}")
+            raise ValueError(
+                f"event_dim names '{name}', but the sites are {sorted(site_event_dims)}"
+            )
         if dims > site_event_dims[name]:
-            raise ValueError(f"event_dim must be at most {site_event_dims[name]} for site '{name}', got {dims}")
+            raise ValueError(
+                f"event_dim must be at most {site_event_dims[name]} for site '{name}', got {dims}"
+            )

@@ -13,8 +13,6 @@ from torch import nn
 from pyro_radial._pyro.checks import check_function, check_shape, check_types
 from pyro_radial.distributions.constraints import is_on_sphere
 
-__all__ = ["carries_initial_value", "init_to_network", "init_to_prototype"]
-
 InitFn = Callable[..., Any]
 
 
@@ -31,7 +29,9 @@ def init_to_prototype(site: Mapping[str, Any] | None = None) -> Any:
 
 
 def init_to_network(
-    site: Mapping[str, Any] | None = None, net: nn.Module | None = None, fallback: InitFn = init_to_prototype
+    site: Mapping[str, Any] | None = None,
+    net: nn.Module | None = None,
+    fallback: InitFn = init_to_prototype,
 ) -> Any:
     """Start each site at the network's parameter of that name.
 
@@ -56,7 +56,11 @@ def init_to_network(
     if site is None:
         return functools.partial(init_to_network, net=net, fallback=fallback)
     check_types(Mapping, site=site)
-    value = site["infer"].get("initial_value") if net is None else dict(net.named_parameters()).get(site["name"])
+    value = (
+        site["infer"].get("initial_value")
+        if net is None
+        else dict(net.named_parameters()).get(site["name"])
+    )
     if value is None:
         return fallback(site)
     # Inside a plate every row starts at the same weights.

@@ -21,24 +21,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pyro_radial._pyro.compat import mark_stepped, optimizer_state_waiting, pyro_settings
 
-__all__ = [
-    "DEFAULT_OPTIM",
-    "GraphOptimizer",
-    "GuideOptim",
-    "JointOptimizer",
-    "Optim",
-    "add_gradients",
-    "change_rates",
-    "check_fused_state",
-    "check_optim",
-    "fused_optimizer",
-    "initial_rates",
-    "make_optimizer",
-    "naming_devices",
-    "stored_names",
-    "trained_by",
-]
-
 
 class GuideOptim(ABC):
     """The settings of an optimizer that is made for a model and its guide, not for a list of parameters."""
@@ -108,7 +90,9 @@ class JointOptimizer:
     :param scaler: scales the loss in half precision.
     """
 
-    def __init__(self, optim: Any, clip_norm: float | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
+    def __init__(
+        self, optim: Any, clip_norm: float | None = None, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
         check_optim(optim if not isinstance(optim, Optimizer) else type(optim))
         self._optim, self._clip_norm = optim, clip_norm
         self._scaler = torch.amp.GradScaler("cpu", enabled=False) if scaler is None else scaler
@@ -124,7 +108,11 @@ class JointOptimizer:
         """Add the parameters that are new."""
         if isinstance(self._optim, Optimizer | GuideOptim):
             return
-        new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in self._known}
+        new = {
+            name: parameter
+            for name, parameter in parameters.items()
+            if id(parameter) not in self._known
+        }
         if not new:
             return
         self._known |= {id(parameter): parameter for parameter in new.values()}
@@ -145,7 +133,9 @@ class JointOptimizer:
                     self._scheduler.base_lrs.append(group["lr"])
             _join(self.optimizer, other)
 
-    def start(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def start(
+        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         """Make an optimizer that depends on the model and the guide before the first loss."""
         if isinstance(self._optim, GuideOptim) and self.optimizer is None:
             self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
@@ -156,7 +146,9 @@ class JointOptimizer:
         for parameter in [] if self.optimizer is None else trained_by(self.optimizer):
             parameter.grad = None
 
-    def add(self, parameters: Mapping[str, Tensor], gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def add(
+        self, parameters: Mapping[str, Tensor], gradients: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
         """Take over parameters that are new, and add gradients to theirs."""
         self.adopt(parameters)
         add_gradients(gradients)
@@ -199,7 +191,11 @@ def naming_devices(optimizer: Optimizer) -> Iterator[None]:
         yield
     except RuntimeError as error:
         for parameter, state in optimizer.state.items():
-            devices = {value.device for value in state.values() if isinstance(value, Tensor) and value.dim()}
+            devices = {
+                value.device
+                for value in state.values()
+                if isinstance(value, Tensor) and value.dim()
+            }
             for device in devices - {parameter.device}:
                 raise ValueError(
                     f"guide and model must stay where their first step was, on {device}, got a parameter on "
@@ -222,7 +218,9 @@ def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
     """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them."""
     check_optim(optim)
     if isinstance(optim, GuideOptim):
-        raise ValueError(f"{type(optim).__name__} is an optimizer of a guide, not of other parameters")
+        raise ValueError(
+            f"{type(optim).__name__} is an optimizer of a guide, not of other parameters"
+        )
     if isinstance(optim, PyroOptim):
         return _of_pyro(optim, stored_names(parameters))
     optimizer = optim(list(parameters.values()))
@@ -233,7 +231,9 @@ def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
 def _fused_on_cuda(optimizer: Optimizer) -> Optimizer:
     """The same optimizer with torch's fused step, which a CUDA graph can hold, unless its maker chose another."""
     made: Any = type(optimizer)
-    if made not in (Adam, AdamW, SGD) or not all(p.is_cuda and p.is_floating_point() for p in trained_by(optimizer)):
+    if made not in (Adam, AdamW, SGD) or not all(
+        p.is_cuda and p.is_floating_point() for p in trained_by(optimizer)
+    ):
         return optimizer
     groups = [{**group, "fused": True} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -259,14 +259,20 @@ def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
     for name, parameter in parameters.items():
         settings, _ = pyro_settings(optim, name)
         if not isinstance(settings, dict):
-            raise ValueError(f"optim must return a dict of settings for each parameter, got {settings!r} for '{name}'")
+            raise ValueError(
+                f"optim must return a dict of settings for each parameter, got {settings!r} for '{name}'"
+            )
         if all(other != settings for other, _ in groups):
             groups.append((settings, []))
         next(members for other, members in groups if other == settings).append(parameter)
     constructor: Any = optim.pt_optim_constructor
-    fused = _fused(constructor, {key for settings, _ in groups for key in settings}, parameters.values())
+    fused = _fused(
+        constructor, {key for settings, _ in groups for key in settings}, parameters.values()
+    )
     # The constructor checks the settings of each group and fills in its own defaults.
-    first, *others = (constructor(members, **settings, **fused) for settings, members in groups or [({}, [])])
+    first, *others = (
+        constructor(members, **settings, **fused) for settings, members in groups or [({}, [])]
+    )
     check_no_closure(first)
     for other in others:
         _join(first, other)
@@ -286,7 +292,9 @@ def stored_names(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     named: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         stored = store.param_name(parameter)
-        named[name.removesuffix("_unconstrained") if stored is None or stored in named else stored] = parameter
+        named[
+            name.removesuffix("_unconstrained") if stored is None or stored in named else stored
+        ] = parameter
     return named
 
 
@@ -302,7 +310,11 @@ def _fused(
 ) -> dict[str, bool]:
     arguments = inspect.signature(constructor).parameters
     able = all(p.is_floating_point() and p.device.type in FUSED_ON for p in parameters)
-    return {"fused": True} if "fused" in arguments and not (CHOICES | STARTS_TOGETHER) & {*settings} and able else {}
+    return (
+        {"fused": True}
+        if "fused" in arguments and not (CHOICES | STARTS_TOGETHER) & {*settings} and able
+        else {}
+    )
 
 
 #: Adam at a learning rate of 1e-3.
@@ -312,7 +324,11 @@ DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
 def check_optim(optim: Any, argument: str = "optim") -> None:
     """Raise a ``ValueError`` that names the argument unless :func:`make_optimizer` can make an optimizer of this."""
     is_other_class = isinstance(optim, type) and not issubclass(optim, Optimizer)
-    if isinstance(optim, Optimizer) or is_other_class or not (callable(optim) or isinstance(optim, GuideOptim)):
+    if (
+        isinstance(optim, Optimizer)
+        or is_other_class
+        or not (callable(optim) or isinstance(optim, GuideOptim))
+    ):
         raise ValueError(
             f"{argument} must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
             f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"
@@ -335,12 +351,19 @@ def initial_rates(optimizer: Optimizer) -> list[float | None]:
     return [None if rate is None else float(rate) for rate in rates]
 
 
-def change_rates(optimizer: Optimizer, scheduler: Any, before: list[Any], now: list[Any], path: Path) -> None:
+def change_rates(
+    optimizer: Optimizer, scheduler: Any, before: list[Any], now: list[Any], path: Path
+) -> None:
     """Resume at other learning rates, with a warning; a rate that has decayed becomes the new rate, decayed as far."""
     if before == now:
         return
-    was, new_rates = (" and ".join(f"{rate:g}" for rate in rates if rate is not None) for rates in (before, now))
-    warnings.warn(f"checkpoint {path} was made with lr={was}, this run resumes with lr={new_rates}", stacklevel=4)
+    was, new_rates = (
+        " and ".join(f"{rate:g}" for rate in rates if rate is not None) for rates in (before, now)
+    )
+    warnings.warn(
+        f"checkpoint {path} was made with lr={was}, this run resumes with lr={new_rates}",
+        stacklevel=4,
+    )
     for group, old, new in zip(optimizer.param_groups, before, now, strict=True):
         for name in {"lr", "initial_lr"} & group.keys():
             group[name] = group[name] * (new / old) if old else new

@@ -23,12 +23,17 @@ from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.base import LocScaleSite
 from pyro_radial.infer.elbo import TermsELBO, num_data_of
-from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GraphOptimizer, GuideOptim, Optim, check_optim, make_optimizer
+from pyro_radial.infer.optim.joint import (
+    DEFAULT_OPTIM,
+    GraphOptimizer,
+    GuideOptim,
+    Optim,
+    check_optim,
+    make_optimizer,
+)
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihoods import Likelihood
 from pyro_radial.nn.modules import device_of, evaluating
-
-__all__ = ["NaturalGradient", "NaturalGradientOptimizer"]
 
 # The share of the steps in which the learning rate rises.
 WARM_UP = 0.05
@@ -129,10 +134,14 @@ class NaturalGradient(GuideOptim):
         self.beta1, self.beta2 = _decay("beta1", beta1), optional(_decay, "beta2", beta2)
         check_optim(others, "others")
         if isinstance(others, GuideOptim):
-            raise ValueError(f"others must be an optimizer of any parameters, got {type(others).__name__}")
+            raise ValueError(
+                f"others must be an optimizer of any parameters, got {type(others).__name__}"
+            )
         self.others = others
 
-    def optimizer(self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any) -> "NaturalGradientOptimizer":
+    def optimizer(
+        self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any
+    ) -> "NaturalGradientOptimizer":
         """Make the torch optimizer for a loop of your own, and set the guide's first widths for ``hess_init``.
 
         :param args: arguments of the model and the guide, such as the first batch.
@@ -140,19 +149,30 @@ class NaturalGradient(GuideOptim):
         """
         check_types(Callable, model=model)
         check_types(nn.Module, guide=guide)
-        with evaluating(model, guide), torch.no_grad(), poutine.block(), seeded(0, device_of(guide, model)):
+        with (
+            evaluating(model, guide),
+            torch.no_grad(),
+            poutine.block(),
+            seeded(0, device_of(guide, model)),
+        ):
             getattr(guide, "setup", guide)(*args, **kwargs)
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
         pairs, parts = [], [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
         for part in parts:
-            sites = {name: site for name, site in part.loc_scale_sites().items() if not _is_local(trace.nodes[name])}
+            sites = {
+                name: site
+                for name, site in part.loc_scale_sites().items()
+                if not _is_local(trace.nodes[name])
+            }
             num_data = _known_num_data(model, trace)
             if self.hess_init is not None:
                 self._set_widths(part, sites, trace, num_data * self.hess_init)
             pairs += [Pair.of(name, site) for name, site in sites.items()]
         if not pairs:
-            families = {n: type(f).__name__ for part in parts for n, f in part.chosen_families().items()}
+            families = {
+                n: type(f).__name__ for part in parts for n, f in part.chosen_families().items()
+            }
             raise ValueError(
                 f"guide must have a site with a normal or radial family, got {families or type(guide).__name__}; use "
                 "another optimizer"
@@ -173,7 +193,9 @@ class NaturalGradient(GuideOptim):
         The rates of widths fall from a tenth of the steps on.
         """
         optimizer.param_groups[0]["settling"] = SETTLING_SHARE * steps
-        return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=max(1, round(WARM_UP * steps))))
+        return LambdaLR(
+            optimizer, partial(_rise_and_fall, steps=steps, rising=max(1, round(WARM_UP * steps)))
+        )
 
     def advice_before(self, steps: int) -> str | None:
         """Say so if a run of so many steps is too short for widths."""
@@ -194,16 +216,22 @@ class NaturalGradient(GuideOptim):
         pulls = optimizer.pulls()
         if not pulls:
             return None
-        sites = ", ".join(f"'{name}' (too {'wide' if pull > 0 else 'narrow'})" for name, pull in pulls.items())
+        sites = ", ".join(
+            f"'{name}' (too {'wide' if pull > 0 else 'narrow'})" for name, pull in pulls.items()
+        )
         change = "give more epochs" if self.beta2 is None else "leave beta2 out, or make it smaller"
         return f"the widths of {sites} were still on their way when training ended; {change}, or another init_stddev"
 
-    def _set_widths(self, guide: AutoPerSite, sites: Mapping[str, Any], trace: Any, curvature: float) -> None:
+    def _set_widths(
+        self, guide: AutoPerSite, sites: Mapping[str, Any], trace: Any, curvature: float
+    ) -> None:
         """Start the widths that were never trained at the prior's precision and the curvature of all data."""
         changes, stddevs = guide.scale_change(), {}
         for name in (name for name in sites if changes[name] < ROUNDING):
             stddev = moments(trace.nodes[name]["fn"], sites[name].site.transform).stddev
-            precision = sites[name].loc.new_zeros(()) if stddev is None else stddev.square().reciprocal()
+            precision = (
+                sites[name].loc.new_zeros(()) if stddev is None else stddev.square().reciprocal()
+            )
             stddevs[name] = (precision + curvature).rsqrt()
         guide.set_stddevs(stddevs)
 
@@ -227,11 +255,27 @@ class Pair(NamedTuple):
     @classmethod
     def of(cls, name: str, found: LocScaleSite) -> "Pair":
         """The parameters of a site, with nothing remembered."""
-        to_scale, per_stddev = transform_to(found.family.scale_constraint), found.family.scale_of(found.site, 1.0)
-        average, square, width_square = (torch.zeros_like(like) for like in (found.loc, found.loc, found.scale))
+        to_scale, per_stddev = (
+            transform_to(found.family.scale_constraint),
+            found.family.scale_of(found.site, 1.0),
+        )
+        average, square, width_square = (
+            torch.zeros_like(like) for like in (found.loc, found.loc, found.scale)
+        )
         recent, marks = found.loc.detach().clone(), found.loc.new_zeros(MARKS, 2)
         marks[:, 1] = to_scale(found.scale.detach()).log().mean()
-        return cls(name, found.loc, found.scale, average, square, recent, width_square, marks, to_scale, per_stddev)
+        return cls(
+            name,
+            found.loc,
+            found.scale,
+            average,
+            square,
+            recent,
+            width_square,
+            marks,
+            to_scale,
+            per_stddev,
+        )
 
     def changed_by_steps(self) -> list[Tensor]:
         """The tensors that a step changes."""
@@ -250,7 +294,9 @@ class Pair(NamedTuple):
     def _with_present(self, sum_of_rates: float) -> Tensor:
         """The marks and one of the present widths."""
         log_scale = self.to_scale(self.scale).log().mean()
-        return torch.cat([self.marks, torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])[None]])
+        return torch.cat(
+            [self.marks, torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])[None]]
+        )
 
     def mark(self, sum_of_rates: float) -> None:
         """Replace the oldest mark by one of the present widths."""
@@ -290,7 +336,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
     """
 
     def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: Any) -> None:
-        super().__init__([parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings)
+        super().__init__(
+            [parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings
+        )
         self._pairs = pairs
         #: The optimizer of other parameters, which shares the groups and the state of this one.
         self.others = others
@@ -300,9 +348,13 @@ class NaturalGradientOptimizer(GraphOptimizer):
         self.moved = [tensor for pair in pairs for tensor in pair.changed_by_steps()]
         #: A 0-d tensor; while it is not zero, :meth:`move` changes nothing.
         self.stopped = pairs[0].loc.new_zeros((), dtype=torch.float32)
-        self._numbers = pairs[0].loc.new_zeros(len(pairs), len(Rates._fields), dtype=accumulation_dtype(pairs[0].loc))
+        self._numbers = pairs[0].loc.new_zeros(
+            len(pairs), len(Rates._fields), dtype=accumulation_dtype(pairs[0].loc)
+        )
         if others is not None:
-            self.defaults["others"] = f"{type(others).__name__}({ {**others.defaults, 'lr': None} })"
+            self.defaults["others"] = (
+                f"{type(others).__name__}({ {**others.defaults, 'lr': None} })"
+            )
             self.param_groups += others.param_groups
             self.state.update(others.state)
             self._share()
@@ -319,7 +371,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
         for pair in self._pairs:
             # Graphs hold the tensors.
             loaded = self.state[pair.loc]
-            loaded.update({name: tensor.copy_(loaded[name]) for name, tensor in pair.remembered().items()})
+            loaded.update(
+                {name: tensor.copy_(loaded[name]) for name, tensor in pair.remembered().items()}
+            )
         self._share()
 
     @torch.no_grad()
@@ -332,7 +386,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
         gradients = [(pair.loc.grad, pair.scale.grad) for pair in self._pairs]
         rates = self._next_rates()
         self._update(gradients, rates, {})
-        self._count([(by_loc is not None, by_scale is not None) for by_loc, by_scale in gradients], rates)
+        self._count(
+            [(by_loc is not None, by_scale is not None) for by_loc, by_scale in gradients], rates
+        )
         if self.others is not None:
             self.others.step()
         return loss
@@ -397,13 +453,18 @@ class NaturalGradientOptimizer(GraphOptimizer):
                 return frozenset()
             clean.append((torch.where(finite, by_loc, 0.0), torch.where(finite, by_scale, 0.0)))
         rows = torch.where(finite, self._numbers, 0.0).unbind()
-        rates = [Rates(*row.to(pair.loc).unbind()) for pair, row in zip(self._pairs, rows, strict=True)]
+        rates = [
+            Rates(*row.to(pair.loc).unbind()) for pair, row in zip(self._pairs, rows, strict=True)
+        ]
         self._update(clean, rates, scales)
         return frozenset(id(tensor) for pair in self._pairs for tensor in (pair.loc, pair.scale))
 
     def _next_rates(self) -> list[Rates]:
         """The numbers of each site's next step."""
-        counts = [(state["steps"], state["width_steps"]) for state in (self.state[pair.loc] for pair in self._pairs)]
+        counts = [
+            (state["steps"], state["width_steps"])
+            for state in (self.state[pair.loc] for pair in self._pairs)
+        ]
         # Most often all sites have taken as many steps.
         by_count = {count: self._rates_after(*count) for count in set(counts)}
         return [by_count[count] for count in counts]
@@ -413,7 +474,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
         group = self.param_groups[0]
         share, beta2 = 1.0 - group["beta1"], group["beta2"]
         # The weights of the gradients so far in the averages, as in Adam.
-        of_average, of_square = (1.0 - (1.0 - part) ** (steps + 1) for part in (share, SQUARE_SHARE))
+        of_average, of_square = (
+            1.0 - (1.0 - part) ** (steps + 1) for part in (share, SQUARE_SHARE)
+        )
         of_widths = 1.0 - (1.0 - SQUARE_SHARE) ** (width_steps + 1)
         loc, width, limit = group["lr"] / of_average, 1.0 - (beta2 or 0.0), MOST_LIMIT
         if beta2 is None:
@@ -423,7 +486,10 @@ class NaturalGradientOptimizer(GraphOptimizer):
         return Rates(loc, width, limit * math.sqrt(of_widths), share, SQUARE_SHARE, RECENT_SHARE)
 
     def _update(
-        self, gradients: Sequence[tuple[Any, Any]], rates: Sequence[Rates], scales: Mapping[int, Tensor]
+        self,
+        gradients: Sequence[tuple[Any, Any]],
+        rates: Sequence[Rates],
+        scales: Mapping[int, Tensor],
     ) -> None:
         """Move all sites with a gradient, from the gradients of each ``loc`` and ``scale``."""
         published = self.param_groups[0]["beta2"] is not None
@@ -435,7 +501,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
             if by_loc is not None and not published:
                 _move_loc(pair, by_loc, own, variance)
             elif by_loc is not None:
-                _move_loc_as_published(pair, by_loc, own, variance if fall is None else variance * torch.exp(-fall))
+                _move_loc_as_published(
+                    pair, by_loc, own, variance if fall is None else variance * torch.exp(-fall)
+                )
 
 
 def width_rate(step: int, settling: float) -> float:
@@ -447,7 +515,9 @@ def width_rate(step: int, settling: float) -> float:
 def is_marked(step: int) -> bool:
     """Whether a step, counted from one, is a power of the eighth root of two, rounded up."""
     power = int(MARKS_PER_DOUBLING * math.log2(step))
-    return step in (math.ceil(2.0 ** (near / MARKS_PER_DOUBLING)) for near in (power - 1, power, power + 1))
+    return step in (
+        math.ceil(2.0 ** (near / MARKS_PER_DOUBLING)) for near in (power - 1, power, power + 1)
+    )
 
 
 def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
@@ -492,7 +562,9 @@ def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) ->
 
 
 def _decay(name: str, value: object) -> float:
-    return check_number(name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one")
+    return check_number(
+        name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one"
+    )
 
 
 def _rise_and_fall(step: int, steps: int, rising: int) -> float:
@@ -518,5 +590,9 @@ def _known_num_data(model: Any, trace: Any) -> int:
 
 def _parameters(*traces: Any) -> dict[str, Tensor]:
     """The unconstrained parameters in traces by name."""
-    values = {n: s["value"] for trace in traces for n, s in trace.nodes.items() if s["type"] == "param"}
-    return {name: v.unconstrained() if hasattr(v, "unconstrained") else v for name, v in values.items()}
+    values = {
+        n: s["value"] for trace in traces for n, s in trace.nodes.items() if s["type"] == "param"
+    }
+    return {
+        name: v.unconstrained() if hasattr(v, "unconstrained") else v for name, v in values.items()
+    }

@@ -24,8 +24,6 @@ from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelih
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.supervised import inputs_of, network_of
 
-__all__ = ["LastLayer", "LastLayerLaplace", "TrainedNetwork", "find_last_layer", "last_layer_laplace", "output_hessian"]
-
 #: The largest number of weights of a full Hessian, which then has 72 MB; its eigenvectors take five seconds.
 MAX_FULL = 3000
 NOISE_SITE = "_last_layer_noise"
@@ -68,7 +66,9 @@ class LastLayerLaplace(nn.Module):
     @property
     def values(self) -> dict[str, Tensor]:
         """The values of all sites: as trained, and the mean of the last layer."""
-        return {name: self.get_buffer(f"value_{position}") for position, name in enumerate(self._names)}
+        return {
+            name: self.get_buffer(f"value_{position}") for position, name in enumerate(self._names)
+        }
 
     @property
     def mean(self) -> Tensor:
@@ -77,7 +77,9 @@ class LastLayerLaplace(nn.Module):
 
     def covariance(self) -> Tensor:
         """The covariance of the last layer's weights, ``[P, P]``."""
-        factor = self._rotated(torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device))
+        factor = self._rotated(
+            torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device)
+        )
         return factor.mT @ factor
 
     def median(self) -> dict[str, Tensor]:
@@ -87,7 +89,9 @@ class LastLayerLaplace(nn.Module):
     def joint_marginals(self, model: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """The means ``[N, K]`` and covariances ``[N, K, K]`` of a model's outputs by rows, exact for a linear layer."""
         network = TrainedNetwork(model, self)
-        left, *right = [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
+        left, *right = [
+            self.get_buffer(f"basis_{position}") for position in range(self._num_factors)
+        ]
         variances = self.get_buffer("stddev").square().reshape_as(self.layer.matrix(self.values))
         covariance = None if right else self.covariance().reshape(2 * variances.shape)
 
@@ -95,17 +99,26 @@ class LastLayerLaplace(nn.Module):
             features, f = self.layer.features(network, x)
             if covariance is not None:
                 return f, torch.einsum("ne,kemf,nf->nkm", features, covariance, features)
-            return f, (left * ((features @ right[0]).square() @ variances.mT).unsqueeze(1)) @ left.mT
+            return f, (
+                left * ((features @ right[0]).square() @ variances.mT).unsqueeze(1)
+            ) @ left.mT
 
         return marginals
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample all sites."""
         values, mean = self.values, self.mean
-        z = pyro.sample(NOISE_SITE, dist.Normal(torch.zeros_like(mean), 1.0).to_event(1), infer={"is_auxiliary": True})
+        z = pyro.sample(
+            NOISE_SITE,
+            dist.Normal(torch.zeros_like(mean), 1.0).to_event(1),
+            infer={"is_auxiliary": True},
+        )
         matrix = (mean + self._rotated(z)).reshape_as(self.layer.matrix(values))
         values.update(self.layer.parts(matrix))
-        return {name: pyro.sample(name, dist.Delta(value, event_dim=value.dim())) for name, value in values.items()}
+        return {
+            name: pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
+            for name, value in values.items()
+        }
 
     def _rotated(self, z: Tensor) -> Tensor:
         """The change of the weights from unit noise ``[..., P]``."""
@@ -186,7 +199,9 @@ def last_layer_laplace(
     network = TrainedNetwork(model, trained)
     rows = Rows(data, "data", dtype_of(model))
     device = device_of(model)
-    layer = find_last_layer(network, move(rows.take(torch.arange(min(2, len(rows)), device="cpu"))[0], device))
+    layer = find_last_layer(
+        network, move(rows.take(torch.arange(min(2, len(rows)), device="cpu"))[0], device)
+    )
     weights = layer.matrix(network.values)
     if structure == "full" and weights.numel() > MAX_FULL:
         raise ValueError(
@@ -267,7 +282,10 @@ class _Curvature:
     def decomposed(self, factor: float) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The eigenvalues ``[P]``, and the eigenvectors of one matrix or of two factors."""
         if not self.full:
-            (g, left), (a, right) = torch.linalg.eigh(self.outputs / self.rows), torch.linalg.eigh(factor * self.inputs)
+            (g, left), (a, right) = (
+                torch.linalg.eigh(self.outputs / self.rows),
+                torch.linalg.eigh(factor * self.inputs),
+            )
             return torch.outer(g.clamp_min(0.0), a.clamp_min(0.0)).flatten(), (left, right)
         size = len(self.outputs) * self.inputs.shape[-1]
         # eigh reads only the lower triangle, which is filled.
@@ -301,7 +319,9 @@ def _best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | None) ->
         raise ValueError(
             f"prior_precision must be given, got 'evidence', which has no maximum between 1e{LEAST} and 1e{MOST}"
         )
-    found = minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-6})
+    found = minimize_scalar(
+        loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-6}
+    )
     return float(10.0**found.x)
 
 
@@ -313,7 +333,9 @@ def output_hessian(likelihood: Likelihood, f: Tensor, noise: Mapping[str, Tensor
     hessian = HESSIANS.get(type(likelihood))
     if hessian is None:
         known = [kind.__name__ for kind in HESSIANS]
-        raise ValueError(f"likelihood must be one of {', '.join(known)}, got {type(likelihood).__name__}")
+        raise ValueError(
+            f"likelihood must be one of {', '.join(known)}, got {type(likelihood).__name__}"
+        )
     if f.dim() != 2 or likelihood.event_dim != 1:
         raise ValueError(
             f"likelihood must be of outputs [N, K], with event_dim=1, got outputs {list(f.shape)} and "
@@ -343,7 +365,9 @@ class TrainedNetwork:
         values = _trained_values(trained)
         network = network_of(model)
         if not isinstance(network.likelihood, Likelihood):
-            raise ValueError(f"model must have a likelihood, got {type(model).__name__} without one")
+            raise ValueError(
+                f"model must have a likelihood, got {type(model).__name__} without one"
+            )
         self.likelihood: Likelihood = network.likelihood
 
         def at_values() -> None:
@@ -355,11 +379,18 @@ class TrainedNetwork:
             sites = [name for name, _ in drawn.trace.iter_stochastic_nodes()]
             missing = [name for name in sites if name not in values]
             if missing:
-                raise ValueError(f"no value for the sites {missing} of the model, got values for {sorted(values)}")
+                raise ValueError(
+                    f"no value for the sites {missing} of the model, got values for {sorted(values)}"
+                )
             self._functional = network.bnn.computation()
-            self._parameters: dict[str, Tensor] = {**network.bnn.fixed_tensors(), **drawn.parameters}
+            self._parameters: dict[str, Tensor] = {
+                **network.bnn.fixed_tensors(),
+                **drawn.parameters,
+            }
         if isinstance(trained, nn.Module) and not hasattr(trained, "median"):
-            check_fixed(network.bnn, "trained", {**trained.state_dict(), **dict(trained.named_buffers())})
+            check_fixed(
+                network.bnn, "trained", {**trained.state_dict(), **dict(trained.named_buffers())}
+            )
         first = getattr(self.likelihood, "_first_scale", math.nan)
         if math.isclose(float(drawn.noise.get("scale", 0.0)), first, rel_tol=1e-5):
             raise ValueError(
@@ -382,7 +413,9 @@ class TrainedNetwork:
         args, kwargs = inputs_of(x)
         output = self._functional.single(self._parameters, args, kwargs)
         if not isinstance(output, Tensor):
-            raise ValueError(f"model must have a network that returns one tensor, got {type(output).__name__}")
+            raise ValueError(
+                f"model must have a network that returns one tensor, got {type(output).__name__}"
+            )
         return output
 
 
@@ -393,7 +426,9 @@ def _trained_values(trained: object) -> dict[str, Tensor]:
     elif isinstance(trained, nn.Module):
         found = dict(trained.named_parameters())
     else:
-        raise ValueError(f"trained must be a guide or a torch network, got {type(trained).__name__}")
+        raise ValueError(
+            f"trained must be a guide or a torch network, got {type(trained).__name__}"
+        )
     return {name: value.detach().clone() for name, value in found.items()}
 
 
@@ -411,12 +446,16 @@ class LastLayer(NamedTuple):
         with hooked(layers, lambda place, inputs, output: found.append(inputs.clone())):
             f = network.run(x)
         (inputs,) = found
-        return (inputs if self.bias is None else torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)), f
+        return (
+            inputs if self.bias is None else torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+        ), f
 
     def matrix(self, values: dict[str, Tensor]) -> Tensor:
         """The random parameters as one matrix ``[K, E]``, with the bias as its last column."""
         weight = values[self.weight]
-        return weight if self.bias is None else torch.cat([weight, values[self.bias].unsqueeze(-1)], 1)
+        return (
+            weight if self.bias is None else torch.cat([weight, values[self.bias].unsqueeze(-1)], 1)
+        )
 
     def parts(self, matrix: Tensor) -> dict[str, Tensor]:
         """The values of the sites in such a matrix."""
@@ -435,7 +474,11 @@ def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
     with finder.watching(network.skeleton):
         network.run(x)
     if finder.place is None or not finder.takes_vectors_once:
-        linear = [place for place, module in network.skeleton.named_modules() if isinstance(module, nn.Linear)]
+        linear = [
+            place
+            for place, module in network.skeleton.named_modules()
+            if isinstance(module, nn.Linear)
+        ]
         raise ValueError(
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"

@@ -26,8 +26,6 @@ from pyro_radial.nn.modules import device_of, evaluating
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
-__all__ = ["GuideDraws", "PosteriorSamples", "check_global", "check_sites"]
-
 
 class GuideDraws:
     """Draws of all sites of a guide.
@@ -44,7 +42,9 @@ class GuideDraws:
 
     def __init__(self, guide: Callable[..., Any]) -> None:
         if hasattr(guide, "get_samples"):
-            raise ValueError(f"guide must be a function, got {type(guide).__name__}; predict takes mcmc.get_samples()")
+            raise ValueError(
+                f"guide must be a function, got {type(guide).__name__}; predict takes mcmc.get_samples()"
+            )
         check_function("guide", guide)
         _check_has_parameters(guide)
         self._guide = guide
@@ -63,7 +63,9 @@ class GuideDraws:
         for name, site in trace.iter_stochastic_nodes():
             check_drawn(name, site, "guide must draw whole functions")
         # A plate has a site too, so a guide that samples its own sites alone has no plates.
-        if not handlers_around() and _own_sites(self._guide) == {name for name, _ in trace.iter_stochastic_nodes()}:
+        if not handlers_around() and _own_sites(self._guide) == {
+            name for name, _ in trace.iter_stochastic_nodes()
+        }:
             # The values, a copy of all weights, are let go.
             self._first = _with_values(trace, lambda site: None)
         return trace
@@ -71,7 +73,10 @@ class GuideDraws:
     def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
         """Whether all draws, of which this is one, are the same at all sites but those ignored."""
         if isinstance(self._guide, PosteriorSamples):
-            return all(name in ignored or are_identical(values) for name, values in self._guide.samples.items())
+            return all(
+                name in ignored or are_identical(values)
+                for name, values in self._guide.samples.items()
+            )
         return all(
             name in ignored or site_is_subsample(site) or isinstance(leaf(site["fn"]), dist.Delta)
             for name, site in drawn.iter_stochastic_nodes()
@@ -95,8 +100,14 @@ class PosteriorSamples:
     def __init__(self, samples: Mapping[str, Tensor]) -> None:
         for name, values in samples.items():
             if not isinstance(values, Tensor) or values.dim() == 0 or len(values) == 0:
-                got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(f"samples of site '{name}' must be a tensor [S, ...] of S draws, got {got}")
+                got = (
+                    f"shape {tuple(values.shape)}"
+                    if isinstance(values, Tensor)
+                    else type(values).__name__
+                )
+                raise ValueError(
+                    f"samples of site '{name}' must be a tensor [S, ...] of S draws, got {got}"
+                )
         numbers = {name: len(values) for name, values in samples.items()}
         if len({*numbers.values()}) != 1:
             raise ValueError(f"samples must have one number of draws for all sites, got {numbers}")
@@ -110,7 +121,10 @@ class PosteriorSamples:
         """The next sample of every site; the arguments of the model are not used."""
         values = {name: values[self._done] for name, values in self.samples.items()}
         self._done += 1
-        return {name: pyro.sample(name, dist.Delta(value, event_dim=value.dim())) for name, value in values.items()}
+        return {
+            name: pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
+            for name, value in values.items()
+        }
 
     def check(self, model: Callable[..., Any], x: Any) -> None:
         """Raise a ValueError naming a site that is not a latent site of ``model(x)``, or has another shape."""
@@ -138,7 +152,9 @@ def check_global(drawn: Trace, wanted: str, got: str) -> None:
     """Raise a ValueError naming a site inside a plate: its draw belongs to the rows that it was made for."""
     for name, site in drawn.iter_stochastic_nodes():
         if site["cond_indep_stack"]:
-            raise ValueError(f"{wanted}, since site '{name}' of the guide is inside a plate, got {got}")
+            raise ValueError(
+                f"{wanted}, since site '{name}' of the guide is inside a plate, got {got}"
+            )
 
 
 def check_sites(drawn: Trace, trace: Trace) -> None:
@@ -147,8 +163,16 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
     A guide may leave sites out, or have more than the model runs (``trace``), but not both. Sites with a swapped prior
     may always be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
     """
-    unused = [name for name, site in drawn.iter_stochastic_nodes() if name not in trace and not _is_own(site)]
-    missing = [name for name, site in trace.iter_stochastic_nodes() if name not in drawn and not _has_prior(site)]
+    unused = [
+        name
+        for name, site in drawn.iter_stochastic_nodes()
+        if name not in trace and not _is_own(site)
+    ]
+    missing = [
+        name
+        for name, site in trace.iter_stochastic_nodes()
+        if name not in drawn and not _has_prior(site)
+    ]
     if unused and missing:
         raise ValueError(
             f"guide must have the latent sites of the model, got none for {missing}, which would be drawn from "
@@ -183,7 +207,11 @@ def _runs_as(guide: nn.Module, cls: Any) -> bool:
 def _check_has_parameters(guide: object) -> None:
     # Without targets a new autoguide would take them for latent.
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
-        if isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList) and part.prototype_trace is None:
+        if (
+            isinstance(part, AutoGuide)
+            and not isinstance(part, AutoGuideList)
+            and part.prototype_trace is None
+        ):
             raise ValueError(
                 f"guide must have its parameters, got {type(part).__name__} without any yet; train it, or run it once "
                 "on inputs and targets: guide(x, y)"

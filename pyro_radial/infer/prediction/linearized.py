@@ -18,14 +18,16 @@ from pyro_radial.nn.linearized.linearization import Linearization, undisturbed
 from pyro_radial.nn.linearized.site_moments import site_moments, sites_of_network
 from pyro_radial.nn.modules import evaluating
 
-__all__ = ["linearized_samples", "output_marginals", "posterior_with_moments"]
-
-
 Marginals = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def linearized_samples(
-    marginals: Marginals, x: Tensor, num_samples: int | None, chunk_size: int, device: torch.device, progress: bool
+    marginals: Marginals,
+    x: Tensor,
+    num_samples: int | None,
+    chunk_size: int,
+    device: torch.device,
+    progress: bool,
 ) -> Tensor:
     """Draw outputs ``[S, N, *outputs]``, jointly for one input; without a number, the logits of the probit alone."""
     samples: list[Tensor] = []
@@ -84,5 +86,7 @@ def _draws(mean: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
     if bool(failed.any()):
         values, vectors = torch.linalg.eigh(covariance[failed])
         factor[failed] = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
-    noise = torch.randn(len(mean), num_samples, mean.shape[-1], dtype=mean.dtype, device=mean.device)
+    noise = torch.randn(
+        len(mean), num_samples, mean.shape[-1], dtype=mean.dtype, device=mean.device
+    )
     return torch.baddbmm(mean.unsqueeze(1), noise, factor.to(mean).mT)

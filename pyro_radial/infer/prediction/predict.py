@@ -19,8 +19,17 @@ from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.data import as_inputs, move, num_rows, take
-from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
-from pyro_radial.infer.prediction.linearized import linearized_samples, output_marginals, posterior_with_moments
+from pyro_radial.infer.prediction.guide_draws import (
+    GuideDraws,
+    PosteriorSamples,
+    check_global,
+    check_sites,
+)
+from pyro_radial.infer.prediction.linearized import (
+    linearized_samples,
+    output_marginals,
+    posterior_with_moments,
+)
 from pyro_radial.infer.prediction.prediction import Prediction, prediction_of, warn_if_identical
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
@@ -29,11 +38,16 @@ from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names
 
-__all__ = ["predict"]
-
 DEFAULT_NUM_SAMPLES = 64
 METHODS = ("draws", "linearized", "probit")
-DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUT_LAYERS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 # In these layers the mode changes the dropout and nothing else.
 LAYERS_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 
@@ -103,10 +117,13 @@ def predict(
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     if method != "draws":
-        return _linearized(model, guide, x, num_samples, chunk_size, function_site, progress, method)
+        return _linearized(
+            model, guide, x, num_samples, chunk_size, function_site, progress, method
+        )
     if getattr(guide, "linear_only", False):
         warnings.warn(
-            "The guide's widths hold for the linearized network alone; predict with method='linearized'.", stacklevel=2
+            "The guide's widths hold for the linearized network alone; predict with method='linearized'.",
+            stacklevel=2,
         )
     return _drawn(model, guide, x, num_samples, chunk_size, function_site, dropout, progress)
 
@@ -127,7 +144,9 @@ def _drawn(
     if isinstance(guide, Mapping):
         guide, num_samples = _samples(guide, num_samples)
         guide.check(model, move(take(x, chunks[0]), device))
-    count = positive_count("num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples)
+    count = positive_count(
+        "num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
+    )
     draws = GuideDraws(guide)
     run = _run_of(model, draws, function_site, dropout)
     on = _dropout_layers(model) if dropout else []
@@ -135,7 +154,10 @@ def _drawn(
     noise: dict[str, list[Tensor]] = {}
     # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place. It also
     # asks for the mode of its outermost layer alone, not for that of dropout layers.
-    with tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress) as bar, WITHOUT_FASTPATH:
+    with (
+        tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress) as bar,
+        WITHOUT_FASTPATH,
+    ):
         for draw in range(count):
             with one_at_a_time(), nullcontext() if run.is_copy else evaluating(model, guide):
                 # Their modes come back with all others.
@@ -150,17 +172,23 @@ def _drawn(
                     for rows in chunks:
                         values = run.values(move(take(x, rows), device))
                         if samples is None:
-                            samples = tree_map(lambda v: v.new_empty(count, num_rows(x), *v.shape[1:]), values)
+                            samples = tree_map(
+                                lambda v: v.new_empty(count, num_rows(x), *v.shape[1:]), values
+                            )
                         tree_map(lambda kept, v: kept[draw, rows].copy_(v), samples, values)  # noqa: B023
                         bar.update()
                 for argument, value in run.noise().items():
                     noise.setdefault(argument, []).append(value)
     likelihood = getattr(model, "likelihood", None)
     warn_if_identical(samples, lambda: draws.is_point(drawn, own_names(likelihood)))
-    return prediction_of(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
+    return prediction_of(
+        samples, likelihood, {name: torch.stack(values) for name, values in noise.items()}
+    )
 
 
-def _check(model: object, method: object, dropout: object, progress: object, function_site: object) -> None:
+def _check(
+    model: object, method: object, dropout: object, progress: object, function_site: object
+) -> None:
     check_function("model", model)
     check_types(bool, dropout=dropout, progress=progress)
     if method not in METHODS:
@@ -173,9 +201,14 @@ def _check(model: object, method: object, dropout: object, progress: object, fun
             f"model must have a likelihood of classes for method='probit', got {type(likelihood).__name__}"
         )
     if isinstance(getattr(model, "likelihood", None), NamedLikelihoods):
-        for name, given, only in (("method", method, "draws"), ("function_site", function_site, FUNCTION_SITE)):
+        for name, given, only in (
+            ("method", method, "draws"),
+            ("function_site", function_site, FUNCTION_SITE),
+        ):
             if given != only:
-                raise ValueError(f"{name} must be {only!r} for a model of named outputs, got {given!r}")
+                raise ValueError(
+                    f"{name} must be {only!r} for a model of named outputs, got {given!r}"
+                )
 
 
 def _linearized(
@@ -192,8 +225,12 @@ def _linearized(
     if isinstance(guide, Mapping):
         raise ValueError(f"guide must be a guide for method={method!r}, got samples")
     if not isinstance(x, Tensor):
-        raise ValueError(f"x must be one tensor for method={method!r}, got a {type(x).__name__} of tensors")
-    count = positive_count("num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples)
+        raise ValueError(
+            f"x must be one tensor for method={method!r}, got a {type(x).__name__} of tensors"
+        )
+    count = positive_count(
+        "num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
+    )
     likelihood = getattr(model, "likelihood", None)
     posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)), method)
     num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
@@ -234,7 +271,9 @@ class _NetworkRun:
     def values(self, inputs: Any) -> Any:
         """The function at some rows."""
         self._has_run = True
-        return _checked_rows(self._function(inputs, self._parameters), FUNCTION_SITE, num_rows(inputs))
+        return _checked_rows(
+            self._function(inputs, self._parameters), FUNCTION_SITE, num_rows(inputs)
+        )
 
     def noise(self) -> dict[str, Tensor]:
         """The noise that belongs to the draw, ``[1]`` by argument of the likelihood's ``observation``."""
@@ -258,9 +297,13 @@ class _ModelRun:
 
     def values(self, inputs: Any) -> Any:
         try:
-            self._latest = poutine.trace(poutine.replay(self._model, trace=self._drawn)).get_trace(inputs)
+            self._latest = poutine.trace(poutine.replay(self._model, trace=self._drawn)).get_trace(
+                inputs
+            )
         except TypeError as error:
-            error.add_note("predict calls model(x); unpack several inputs in the model, as in `x, group = inputs`")
+            error.add_note(
+                "predict calls model(x); unpack several inputs in the model, as in `x, group = inputs`"
+            )
             raise
         nodes: Any = self._latest.nodes
         for site in tree_leaves(self._sites):
@@ -269,30 +312,47 @@ class _ModelRun:
                     f"function_site must be a site of the model, got '{site}', which it does not have; record the "
                     f'function\'s values with pyro.deterministic("{site}", values)'
                 )
-        values = tree_map(lambda site: _checked_rows(nodes[site]["value"], site, num_rows(inputs)), self._sites)
+        values = tree_map(
+            lambda site: _checked_rows(nodes[site]["value"], site, num_rows(inputs)), self._sites
+        )
         if not self._checked:
             check_sites(self._drawn, self._latest)
             self._checked = True
         # What the model samples outside of plates stays for the next rows.
         for name, site in self._latest.iter_stochastic_nodes():
-            if name not in self._drawn and not site["cond_indep_stack"] and not site_is_subsample(site):
+            if (
+                name not in self._drawn
+                and not site["cond_indep_stack"]
+                and not site_is_subsample(site)
+            ):
                 self._drawn.add_node(name, **site)
         return values
 
     def noise(self) -> dict[str, Tensor]:
         nodes: Any = self._latest.nodes
-        return {argument: nodes[site]["value"].reshape(1) for argument, site in self._noise_sites.items()}
+        return {
+            argument: nodes[site]["value"].reshape(1)
+            for argument, site in self._noise_sites.items()
+        }
 
 
-def _run_of(model: Callable[..., Any], draws: GuideDraws, function_site: str, dropout: bool) -> _NetworkRun | _ModelRun:
+def _run_of(
+    model: Callable[..., Any], draws: GuideDraws, function_site: str, dropout: bool
+) -> _NetworkRun | _ModelRun:
     """The network alone if it is known to give the function: no handler, no other site, no masks of chunks."""
-    network = None if dropout or handlers_around() or function_site != FUNCTION_SITE else find_network(model)
+    network = (
+        None
+        if dropout or handlers_around() or function_site != FUNCTION_SITE
+        else find_network(model)
+    )
     if network is None or network.likelihood is None:
         return _ModelRun(model, function_site)
     return _NetworkRun(network, draws)
 
 
-def _samples(samples: Mapping[str, Tensor], num_samples: int | None) -> tuple[PosteriorSamples, int]:
+def _samples(
+    samples: Mapping[str, Tensor], num_samples: int | None
+) -> tuple[PosteriorSamples, int]:
     guide = PosteriorSamples(samples)
     if num_samples not in (None, len(guide)):
         raise ValueError(

@@ -19,8 +19,6 @@ from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.likelihoods import masked
 from pyro_radial.nn.named_likelihoods import split_missing
 
-__all__ = ["Prediction", "Predictions", "are_identical", "prediction_of", "warn_if_identical"]
-
 # Samples are split into this many parts, since densities make copies; fewer than SMALL numbers are not split.
 PARTS, SMALL = 64, 2**14
 
@@ -65,7 +63,9 @@ class Prediction:
         parts = check_items(Prediction | Predictions, "predictions", predictions)
         outputs = [_outputs_of(part) for part in parts]
         if not parts or any(other != outputs[0] for other in outputs):
-            raise ValueError(f"predictions must hold draws of the same outputs at the same inputs, got {outputs}")
+            raise ValueError(
+                f"predictions must hold draws of the same outputs at the same inputs, got {outputs}"
+            )
         first = parts[0]
         if isinstance(first, Predictions):
             found = Predictions()
@@ -92,7 +92,9 @@ class Prediction:
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
         :raises ValueError: for a categorical likelihood; labels are not numbers.
         """
-        return self._moment("variance", lambda y: y.variance.mean(0) + y.mean.var(0, unbiased=False))
+        return self._moment(
+            "variance", lambda y: y.variance.mean(0) + y.mean.var(0, unbiased=False)
+        )
 
     @property
     def aleatoric_variance(self) -> Tensor:
@@ -156,9 +158,13 @@ class Prediction:
         :returns: a tensor ``[N]``, in nats.
         """
         y = held_numbers("y", y, device=self.samples.device)
-        return self._log_prob(y, None, lambda of_draws: of_draws.logsumexp(0) - math.log(len(of_draws)))
+        return self._log_prob(
+            y, None, lambda of_draws: of_draws.logsumexp(0) - math.log(len(of_draws))
+        )
 
-    def _log_prob(self, y: Tensor, observed: Tensor | None, combine: Callable[[Tensor], Tensor]) -> Tensor:
+    def _log_prob(
+        self, y: Tensor, observed: Tensor | None, combine: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """The log densities ``[S, n]`` of the observed targets of some rows, combined into ``[n, ...]``, for all."""
         likelihood = self._require("log_prob")
         y = likelihood.check_target(self.samples, y)
@@ -220,7 +226,9 @@ class Prediction:
         ranks = (number * (levels.flatten() - 1e-7)).ceil().long().clamp_min(1) - 1
 
         def quantiles(samples: Tensor, _: slice) -> Tensor:
-            observation = _of_numbers("quantiles", "order", likelihood.observation(samples, **self.noise))
+            observation = _of_numbers(
+                "quantiles", "order", likelihood.observation(samples, **self.noise)
+            )
             ordered = observation.sample((num_targets,)).flatten(0, 1).sort(0).values
             return ordered[ranks.to(ordered.device)].movedim(0, 1)
 
@@ -233,7 +241,9 @@ class Prediction:
         likelihood = self._require(what)
         return self._by_rows(
             lambda samples, _: moment(
-                _of_numbers(what, "variance; use entropy", likelihood.observation(samples, **self.noise))
+                _of_numbers(
+                    what, "variance; use entropy", likelihood.observation(samples, **self.noise)
+                )
             )
         )
 
@@ -273,7 +283,9 @@ class Predictions(dict[str, Prediction]):
             raise ValueError(f"y must be a dict with targets for {list(self)}, got {got}")
         total: Any = 0.0
         for name, prediction in self.items():
-            targets = split_missing(held_numbers(f"y[{name!r}]", y[name], device=prediction.samples.device))
+            targets = split_missing(
+                held_numbers(f"y[{name!r}]", y[name], device=prediction.samples.device)
+            )
             total = total + prediction._log_prob(*targets, lambda of_draws: of_draws.T)
         return total.logsumexp(-1) - math.log(total.shape[-1])
 
@@ -284,7 +296,11 @@ def prediction_of(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) ->
         return Prediction(samples, likelihood, dict(noise))
     found = Predictions()
     for name, values in samples.items():
-        own = {key.removeprefix(f"{name}."): value for key, value in noise.items() if key.startswith(f"{name}.")}
+        own = {
+            key.removeprefix(f"{name}."): value
+            for key, value in noise.items()
+            if key.startswith(f"{name}.")
+        }
         found[name] = Prediction(values, likelihood.by_name[name], own)
     return found
 

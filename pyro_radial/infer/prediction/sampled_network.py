@@ -26,8 +26,6 @@ from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.nn.supervised import ModelNetwork, for_likelihood, inputs_of, network_of
 
-__all__ = ["SampledNetwork"]
-
 # Many rows of these take up to seven times as long under vmap as in a loop on a CPU, few rows half as long.
 SLOW_UNDER_VMAP = (nn.Conv1d, nn.Conv2d)
 
@@ -93,7 +91,11 @@ class SampledNetwork(nn.Module):
         network = network_of(model)
         # In a tuple, so that it is not a submodule with parameters.
         self._likelihood = (network.likelihood,)
-        args = () if x is None else (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
+        args = (
+            ()
+            if x is None
+            else (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
+        )
         draws, noise, idle = _draw(model, guide, network, num_samples, args)
         # Not a submodule, since calls use the buffers. Each thread takes its own copy, since a call changes it.
         self._functional = network.bnn.computation()
@@ -106,7 +108,9 @@ class SampledNetwork(nn.Module):
                 layer.register_forward_pre_hook(_no_change)
         saved = {*draws, *noise, *idle, *network.bnn.net.state_dict()}
         self.draws, self._draw_names = _as_buffers(draws, saved)
-        self.shared, self._shared_names = _as_buffers({**network.bnn.fixed_tensors(), **idle}, saved)
+        self.shared, self._shared_names = _as_buffers(
+            {**network.bnn.fixed_tensors(), **idle}, saved
+        )
         self.noise, self._noise_names = _as_buffers(noise, saved)
 
     @property
@@ -137,13 +141,20 @@ class SampledNetwork(nn.Module):
         :param kwargs: inputs by name.
         :returns: what the network returns, with tensors of shape ``[S, ...]``.
         """
-        drawn, shared = _tensors(self.draws, self._draw_names), _tensors(self.shared, self._shared_names)
+        drawn, shared = (
+            _tensors(self.draws, self._draw_names),
+            _tensors(self.shared, self._shared_names),
+        )
         run = self._traced if torch.compiler.is_compiling() else self._eager
         outputs = []
         for start in range(0, self.num_samples, self.chunk_size):
-            chunk = {name: tensor[start : start + self.chunk_size] for name, tensor in drawn.items()}
+            chunk = {
+                name: tensor[start : start + self.chunk_size] for name, tensor in drawn.items()
+            }
             outputs.append(run(shared, chunk, args, kwargs))
-        return tree_map(lambda *own: torch.cat(own) if isinstance(own[0], Tensor) else own[0], *outputs)
+        return tree_map(
+            lambda *own: torch.cat(own) if isinstance(own[0], Tensor) else own[0], *outputs
+        )
 
     @torch.no_grad()
     def predict(self, x: Any, chunk_size: int = 1024) -> Any:
@@ -166,16 +177,26 @@ class SampledNetwork(nn.Module):
             named = isinstance(self.likelihood, NamedLikelihoods)
             for output in self.likelihood.function_values(values).values() if named else (values,):
                 if not isinstance(output, Tensor) or output.shape[1:2] != (rows.stop - start,):
-                    got = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+                    got = (
+                        tuple(output.shape[1:])
+                        if isinstance(output, Tensor)
+                        else type(output).__name__
+                    )
                     raise ValueError(
                         f"the network must return a tensor with a row for each of {rows.stop - start} inputs, got {got}"
                     )
             values = tree_map(full_precision, values)
             if samples is None:
-                samples = tree_map(lambda v: v.new_empty(self.num_samples, number, *v.shape[2:]), values)
+                samples = tree_map(
+                    lambda v: v.new_empty(self.num_samples, number, *v.shape[2:]), values
+                )
             tree_map(lambda kept, v: kept[:, rows].copy_(v), samples, values)  # noqa: B023
-        warn_if_identical(samples, lambda: all(are_identical(values) for values in self.draws.buffers()))
-        return prediction_of(samples, self.likelihood, dict(_tensors(self.noise, self._noise_names)))
+        warn_if_identical(
+            samples, lambda: all(are_identical(values) for values in self.draws.buffers())
+        )
+        return prediction_of(
+            samples, self.likelihood, dict(_tensors(self.noise, self._noise_names))
+        )
 
     def extra_repr(self) -> str:
         """The number of draws, for printing."""
@@ -225,22 +246,33 @@ def _draw(
         # In the order of predict, so that the same seed gives the same draws.
         with one_at_a_time(), evaluating(model, guide):
             drawn = guide_draws.draw(*args)
-            check_global(drawn, "guide must be of the network alone", "draws that belong to their rows")
+            check_global(
+                drawn, "guide must be of the network alone", "draws that belong to their rows"
+            )
             with seeded(int(torch.randint(2**62, ())), device):
                 draw = network.draw(drawn)
         if number == 0:
             check_sites(drawn, draw.trace)
-            idle = {name: value.clone() for name, value in draw.parameters.items() if name not in in_use}
+            idle = {
+                name: value.clone() for name, value in draw.parameters.items() if name not in in_use
+            }
             kept = {name: value for name, value in draw.parameters.items() if name in in_use}
-            draws = {name: value.new_empty(num_samples, *value.shape) for name, value in kept.items()}
-            noise = {name: value.new_empty(num_samples, *value.shape) for name, value in draw.noise.items()}
+            draws = {
+                name: value.new_empty(num_samples, *value.shape) for name, value in kept.items()
+            }
+            noise = {
+                name: value.new_empty(num_samples, *value.shape)
+                for name, value in draw.noise.items()
+            }
         for stack, values in ((draws, draw.parameters), (noise, draw.noise)):
             for name, tensor in stack.items():
                 tensor[number] = values[name]
     return draws, noise, idle
 
 
-def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> tuple[nn.Module, tuple[str, ...]]:
+def _as_buffers(
+    tensors: Mapping[str, Tensor], saved: set[str]
+) -> tuple[nn.Module, tuple[str, ...]]:
     """Modules nested by the tensors' names that hold them as buffers, and the names."""
     root = nn.Module()
     for name, tensor in tensors.items():

@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyro_radial._pyro.compat import addresses, has_step_hooks, post_accumulate_hooks, steps_stop, stop_where
+from pyro_radial._pyro.compat import (
+    addresses,
+    has_step_hooks,
+    post_accumulate_hooks,
+    steps_stop,
+    stop_where,
+)
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
 from pyro_radial.infer.step.compiled import Code
 from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation
 from pyro_radial.infer.step.recording import Recording
-
-__all__ = ["CaptureError", "Captured", "CudaGraphs", "Device", "device_graphs"]
 
 # Steps before a capture, which make the optimizer's state and load kernels.
 WARM_UPS = 2
@@ -67,7 +71,9 @@ class CudaGraphs(Device):
         """Capture a function as a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 result = body()
         except RuntimeError as error:
             raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
@@ -92,7 +98,9 @@ class Captured:
     captured anew if tensors that it reads have moved, or if settings of the optimizer besides learning rates change.
     """
 
-    def __init__(self, recording: Recording, code: Code, call: Call, optimizer: Optimizer, device: Device) -> None:
+    def __init__(
+        self, recording: Recording, code: Code, call: Call, optimizer: Optimizer, device: Device
+    ) -> None:
         self._recording, self._code, self._device = recording, code, device
         self._optimizer = optimizer
         self._outside = call.outside
@@ -125,7 +133,9 @@ class Captured:
             self._warm_ups += 1
             found = self._device.warm_up(lambda: self._body(call))
         elif self.captures >= MOST_CAPTURES:
-            raise CaptureError("its tensors, or settings of its optimizer, are replaced again and again")
+            raise CaptureError(
+                "its tensors, or settings of its optimizer, are replaced again and again"
+            )
         else:
             self._replay = self._device.capture(lambda: self._body(call))
             self.captures += 1
@@ -191,7 +201,9 @@ class Captured:
             return []
         found: list[tuple[dict[str, Any], str, Tensor]] = []
         for state in self._optimizer.state.values():
-            found += [(state, name, value) for name, value in state.items() if isinstance(value, Tensor)]
+            found += [
+                (state, name, value) for name, value in state.items() if isinstance(value, Tensor)
+            ]
         return found
 
     def _fixed_now(self, call: Call) -> Any:
@@ -238,7 +250,12 @@ class Rates:
                 self._tensors[place].fill_(group["lr"])
                 self._written[place] = group["lr"]
 
-    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], stopped: Tensor | None) -> None:
+    def step(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        stopped: Tensor | None,
+    ) -> None:
         """Take a step of the optimizer at these rates, unless ``stopped`` is one."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -18,11 +18,12 @@ from pyro_radial.infer.step.graph import ChangedTensors, Graph, put_back
 from pyro_radial.infer.step.noise import split_noise
 from pyro_radial.infer.step.state import described
 
-__all__ = ["Code", "agree", "compiled", "forget", "has_code"]
-
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
 # Instructions that torch itself uses need no trial by a compiler, which takes seconds.
-OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": torch.backends.cpu.get_cpu_capability().startswith("AVX") or None}
+OPTIONS = {
+    "fallback_random": True,
+    "cpp.vec_isa_ok": torch.backends.cpu.get_cpu_capability().startswith("AVX") or None,
+}
 MOST_KEPT = 64
 
 # Between compiled code and its graph: the largest error, relative to a result's norm or to this share of the largest.
@@ -40,11 +41,15 @@ def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any])
     if key not in _kept:
         size = f"{len(graph.module.graph.nodes):,}"
         # It takes seconds or minutes, so a terminal says what the wait is for.
-        bar = tqdm(total=1, desc=f"compiling a graph of {size} operations", leave=False, disable=None)
+        bar = tqdm(
+            total=1, desc=f"compiling a graph of {size} operations", leave=False, disable=None
+        )
         try:
             _kept[key] = _checked_code(graph, inputs, {**OPTIONS, **options})
         except CompilerMissingError as error:
-            warnings.warn(f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2)
+            warnings.warn(
+                f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2
+            )
             _kept[key] = graph.module
         finally:
             bar.close()
@@ -76,7 +81,10 @@ def _checked_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, 
     def results(code: Code) -> list[Tensor]:
         """What code returns, and what it makes of the tensors that the graph changes."""
         with torch.random.fork_rng(devices):
-            found = [tensor.clone() for tensor in (*code(*tensors), *(tensor for tensor, _ in changed.before))]
+            found = [
+                tensor.clone()
+                for tensor in (*code(*tensors), *(tensor for tensor, _ in changed.before))
+            ]
         put_back(changed.before)
         return found
 
@@ -89,7 +97,10 @@ def _checked_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, 
         code = compile_graph(module, tensors, own)
         if agree(results(code), expected, MOST_ROUNDING):
             return lambda *tensors: code(*tensors, *draw())
-    warnings.warn("inductor's code gives other numbers than the graph, so the graph runs as recorded", stacklevel=2)
+    warnings.warn(
+        "inductor's code gives other numbers than the graph, so the graph runs as recorded",
+        stacklevel=2,
+    )
     return graph.module
 
 
@@ -102,11 +113,17 @@ def agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], most: float) -> bool
     least = SMALL * max((size for size in sizes if math.isfinite(size)), default=0.0)
     for a, b, size in zip(ours, theirs, sizes, strict=True):
         equal = (a == b) | (a.isnan() & b.isnan())
-        if not float((a.double() - b.double()).masked_fill(equal, 0.0).norm()) <= most * max(size, least):
+        if not float((a.double() - b.double()).masked_fill(equal, 0.0).norm()) <= most * max(
+            size, least
+        ):
             return False
     return True
 
 
 def _key(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
     metadata = tuple(described(tensor) for tensor in (*graph.constants, *inputs))
-    return graph.module.code, metadata, tuple(sorted((name, repr(value)) for name, value in options.items()))
+    return (
+        graph.module.code,
+        metadata,
+        tuple(sorted((name, repr(value)) for name, value in options.items())),
+    )

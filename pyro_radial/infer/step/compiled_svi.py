@@ -20,8 +20,6 @@ from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
 from pyro_radial.infer.step.recording import check_observations
 from pyro_radial.infer.step.step import FiniteCheck, Step, keep_terms, take_step
 
-__all__ = ["CompiledSVI"]
-
 Loss = Tensor | tuple[Tensor, ...]
 
 
@@ -101,7 +99,9 @@ class CompiledSVI:
         #: The graphs.
         self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
         self._joint, self._joint_of = JointOptimizer(optim), optim
-        self._check = FiniteCheck(optional(positive_count, "check_every", check_every), self._not_finite)
+        self._check = FiniteCheck(
+            optional(positive_count, "check_every", check_every), self._not_finite
+        )
         self._steps = 0
         self._latest: Evaluation | None = None
 
@@ -166,7 +166,11 @@ class CompiledSVI:
         trained = trained_by(self.optim) if isinstance(self.optim, Optimizer) else []
         also = dict(zip(map(str, range(len(trained))), trained, strict=True))
         call = Call(loss, model, guide, args, kwargs, gradients=torch.is_grad_enabled(), also=also)
-        return call._replace(weight=loss.weight_at(loss.step), step=loss.step + 1) if has_terms(loss) else call
+        return (
+            call._replace(weight=loss.weight_at(loss.step), step=loss.step + 1)
+            if has_terms(loss)
+            else call
+        )
 
     def _evaluate(self, call: Call) -> Evaluation:
         self._latest = self.graphs(call)
@@ -194,6 +198,8 @@ def _parts(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
             step.noise.restore()
             check_observations(call.model, call.guide, call.args, call.kwargs)
             step.noise.restore()
-            if found := not_finite_parts(call.loss, call.model, call.guide, call.args, call.kwargs, parameters):
+            if found := not_finite_parts(
+                call.loss, call.model, call.guide, call.args, call.kwargs, parameters
+            ):
                 return found
     return []

@@ -19,25 +19,22 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyro_radial._pyro.compat import after_hooks, hooks_later, post_accumulate_hooks, stored_parameters
+from pyro_radial._pyro.compat import (
+    after_hooks,
+    hooks_later,
+    post_accumulate_hooks,
+    stored_parameters,
+)
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
-__all__ = [
-    "AS_IT_IS",
-    "CAPTURED",
-    "CHECKED",
-    "COMPILED",
-    "JITTED",
-    "RECORDED",
-    "Call",
-    "Evaluation",
-    "evaluate",
-    "has_terms",
-    "is_differentiable",
-]
-
-AS_IT_IS, RECORDED, COMPILED, CAPTURED, CHECKED = "as it is", "recorded", "compiled", "captured", "checked"
+AS_IT_IS, RECORDED, COMPILED, CAPTURED, CHECKED = (
+    "as it is",
+    "recorded",
+    "compiled",
+    "captured",
+    "checked",
+)
 NOTHING: Mapping[str, Tensor] = {}
 # Losses of Pyro that compile their programs.
 JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
@@ -119,19 +116,29 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
     """
     differentiable = is_differentiable(call.loss)
     # A loss that calls ``backward`` adds to the gradients that there are.
-    earlier = [] if recorded is not None else _without_gradients([*stored_parameters().values(), *call.also.values()])
+    earlier = (
+        []
+        if recorded is not None
+        else _without_gradients([*stored_parameters().values(), *call.also.values()])
+    )
     with poutine.trace(param_only=True) as capture:
         value, terms = _value(call, differentiable)
     parameters = _trained(capture.trace)
     known = {id(parameter) for parameter in parameters.values()}
-    parameters |= {name: p for name, p in call.also.items() if p.requires_grad and id(p) not in known}
+    parameters |= {
+        name: p for name, p in call.also.items() if p.requires_grad and id(p) not in known
+    }
     found: Sequence[Tensor | None] = (None,) * len(parameters)
     if differentiable and call.gradients and value.requires_grad:
         scaled = value if call.share == 1.0 else value * call.share
         scaled = scaled if call.scaler is None else call.scaler.scale(scaled)
         if recorded is not None:
             recorded += _leaves(scaled)
-            found = torch.autograd.grad(scaled, list(parameters.values()), allow_unused=True) if parameters else ()
+            found = (
+                torch.autograd.grad(scaled, list(parameters.values()), allow_unused=True)
+                if parameters
+                else ()
+            )
         else:
             # As SVI does: all that the loss depends on gets a gradient.
             with hooks_later(parameters.values()):
@@ -148,7 +155,11 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
         moved = call.mover.move(value.detach(), by_id, _constrained(capture.trace))
         found = [None if key in moved else gradient for key, gradient in by_id.items()]
     # The tail-adaptive loss has gradients but no value.
-    lost = torch.isnan(value) if isinstance(call.loss, TraceTailAdaptive_ELBO) else ~torch.isfinite(value)
+    lost = (
+        torch.isnan(value)
+        if isinstance(call.loss, TraceTailAdaptive_ELBO)
+        else ~torch.isfinite(value)
+    )
     summary = None if terms is None else _summary(terms)
     return Evaluation(
         value.detach(),
@@ -166,7 +177,11 @@ def is_differentiable(loss: Any) -> bool:
     """Whether a loss, or a function in its place, returns a tensor to differentiate, and leaves compiling to others."""
     if not hasattr(loss, "loss_and_grads"):
         return True
-    return hasattr(loss, "differentiable_loss") and not isinstance(loss, JITTED) and not _has_own_gradients(loss)
+    return (
+        hasattr(loss, "differentiable_loss")
+        and not isinstance(loss, JITTED)
+        and not _has_own_gradients(loss)
+    )
 
 
 def _has_own_gradients(loss: Any) -> bool:
@@ -180,7 +195,11 @@ def _has_own_gradients(loss: Any) -> bool:
 def has_terms(loss: Any) -> bool:
     """Whether a loss is a ``TermsELBO`` that computes its value as that class does."""
     own = getattr(type(loss), "differentiable_loss", None)
-    return isinstance(loss, TermsELBO) and own is TermsELBO.differentiable_loss and not _has_own_gradients(loss)
+    return (
+        isinstance(loss, TermsELBO)
+        and own is TermsELBO.differentiable_loss
+        and not _has_own_gradients(loss)
+    )
 
 
 def _value(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
@@ -222,7 +241,11 @@ def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
     for gradient in gradients:
         if gradient is not None and gradient.layout is torch.strided:
             storage = gradient.untyped_storage()
-            alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage._cdata not in taken
+            alone = (
+                gradient.is_contiguous()
+                and len(storage) == gradient.nbytes
+                and storage._cdata not in taken
+            )
             gradient = gradient if alone else gradient.clone(memory_format=torch.contiguous_format)
             taken.add(gradient.untyped_storage()._cdata)
         own.append(gradient)
@@ -254,4 +277,8 @@ def _leaves(value: Tensor) -> list[Tensor]:
 def _constrained(trace: Trace) -> dict[int, Tensor]:
     """The values of constrained parameters, by the id of the unconstrained one."""
     values = [site["value"] for site in dict[str, Any](trace.nodes).values()]
-    return {id(value.unconstrained()): value.detach() for value in values if hasattr(value, "unconstrained")}
+    return {
+        id(value.unconstrained()): value.detach()
+        for value in values
+        if hasattr(value, "unconstrained")
+    }

@@ -17,22 +17,30 @@ from torch.fx.node import map_arg
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_radial._pyro.compat import Replaced, record_graph, tree_flatten, tree_leaves, tree_unflatten, untraced
+from pyro_radial._pyro.compat import (
+    Replaced,
+    record_graph,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+    untraced,
+)
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.step.state import MOST_BYTES, UncapturableError
-
-__all__ = ["ChangedTensors", "Graph", "put_back", "put_buffers_back", "record", "replaced_buffers", "restored"]
 
 # Besides operations, which have tags.
 TO_HOST = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 VALUE_READ = (
-    "Python reads the value of a tensor that the model or the guide computes; use operations such as torch.where"
+    "Python reads the value of a tensor that the model or the guide computes; "
+    "use operations such as torch.where"
 )
 SEEDED = (
     "it sets the state of torch's generator, as torch.manual_seed does, and checkpointing with "
     "dropout; a graph draws other noise then"
 )
-SHAPE_READ = "a tensor has a shape that depends on values; use torch.where, or mask what does not count"
+SHAPE_READ = (
+    "a tensor has a shape that depends on values; use torch.where, or mask what does not count"
+)
 LITERAL = torch.ops.aten.lift_fresh.default
 LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
 
@@ -56,7 +64,9 @@ class Graph(NamedTuple):
     def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
         """The tree with these tensors, or with ``Tensor`` in their places."""
         found = repeat(Tensor) if tensors is None else iter(tensors)
-        return tree_unflatten([next(found) if leaf is Tensor else leaf for leaf in self.leaves], self.tree)
+        return tree_unflatten(
+            [next(found) if leaf is Tensor else leaf for leaf in self.leaves], self.tree
+        )
 
 
 def record(
@@ -106,7 +116,12 @@ class _HostReads(TorchDispatchMode):
         for tensor in readable:
             # A class of its own may refuse that its attributes are read.
             plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-            if plain and not tensor.requires_grad and tensor.device.type == "cpu" and tensor.nbytes <= MOST_BYTES:
+            if (
+                plain
+                and not tensor.requires_grad
+                and tensor.device.type == "cpu"
+                and tensor.nbytes <= MOST_BYTES
+            ):
                 self._note(tensor, {id(tensor)})
         for tensor in others:
             self._note(tensor, None)
@@ -233,7 +248,11 @@ def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
     """Put the buffers from before back; ``write`` copies the present values into them, which a graph can do."""
     for (_, name), (holder, before, now) in buffers.items():
         # A network that was called with the buffers of another has its own again.
-        if isinstance(before, Tensor) and holder.get(name) is now is not before and not before.is_meta:
+        if (
+            isinstance(before, Tensor)
+            and holder.get(name) is now is not before
+            and not before.is_meta
+        ):
             if write:
                 before.copy_(holder[name])
             holder[name] = before
@@ -273,7 +292,9 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
     return tensors
 
 
-def _with_literals_on(device: torch.device, module: GraphModule, constants: list[Tensor]) -> list[Tensor]:
+def _with_literals_on(
+    device: torch.device, module: GraphModule, constants: list[Tensor]
+) -> list[Tensor]:
     """Compute once what depends on literals in host memory alone, and put it on a device, so that no step copies it.
 
     :returns: the constants of the changed graph.
@@ -309,6 +330,8 @@ def _with_literals_on(device: torch.device, module: GraphModule, constants: list
 def _is_pure(node: Node) -> bool:
     """Whether a node only computes, and nothing writes into its result."""
     targets: list[Any] = [node.target, *(user.target for user in node.users)]
-    if any(getattr(target, "_schema", None) is None or target._schema.is_mutable for target in targets):
+    if any(
+        getattr(target, "_schema", None) is None or target._schema.is_mutable for target in targets
+    ):
         return False
     return torch.Tag.nondeterministic_seeded not in node.target.tags  # type: ignore[union-attr]

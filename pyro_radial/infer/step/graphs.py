@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.compat import handlers_around, post_accumulate_hooks, reader_of_setting, tree_flatten
+from pyro_radial._pyro.compat import (
+    handlers_around,
+    post_accumulate_hooks,
+    reader_of_setting,
+    tree_flatten,
+)
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
 from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
 from pyro_radial.infer.step.compiled import Code, agree, compiled, has_code
@@ -30,8 +35,6 @@ from pyro_radial.infer.step.graph import ChangedTensors, put_back
 from pyro_radial.infer.step.recording import Check, Recording, Refusal, record_program
 from pyro_radial.infer.step.state import PLAIN, described
 
-__all__ = ["Graphs", "Way", "settings_now"]
-
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
 
@@ -41,7 +44,12 @@ CHECKED_STEPS, CHECKED_EACH = (2, 10, 100), 1000
 MOST_DIFFERENCE = 1e-3
 
 # Settings of Pyro that a graph fixes.
-SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed", "validate_distributions_pyro")
+SETTINGS = (
+    "module_local_params",
+    "radial_kl_directions",
+    "radial_kl_seed",
+    "validate_distributions_pyro",
+)
 READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
 
 
@@ -60,7 +68,11 @@ class Way:
         self._device = device
 
     def __call__(
-        self, call: Call, leaves: Sequence[Any], compile_after: int | None, options: Mapping[str, Any]
+        self,
+        call: Call,
+        leaves: Sequence[Any],
+        compile_after: int | None,
+        options: Mapping[str, Any],
     ) -> Evaluation:
         """Evaluate the program on the leaves of its arguments.
 
@@ -102,7 +114,11 @@ class Way:
         return None if self.captured is None else self.captured.outside_because
 
     def _code_for(
-        self, call: Call, tensors: list[Tensor], compile_after: int | None, options: Mapping[str, Any]
+        self,
+        call: Call,
+        tensors: list[Tensor],
+        compile_after: int | None,
+        options: Mapping[str, Any],
     ) -> Code:
         """The compiled code, made when it is time, or the graph itself."""
         if self.code is None and compile_after is not None:
@@ -114,7 +130,9 @@ class Way:
                 self.captured = None
         return self.recording.graph.module if self.code is None else self.code
 
-    def _captured_step(self, call: Call, tensors: Sequence[Tensor], code: Code) -> Evaluation | None:
+    def _captured_step(
+        self, call: Call, tensors: Sequence[Tensor], code: Code
+    ) -> Evaluation | None:
         """A captured step; None if there is no such step, and then nothing has changed."""
         if self._device is None or call.optimizer is None or self.uncaptured_because is not None:
             return None
@@ -123,7 +141,9 @@ class Way:
             read = [*self.recording.constant_tensors(), *tensors]
             other = next((tensor.device for tensor in read if tensor.device.type != kind), None)
             if other is not None:
-                self._say(f"it takes a tensor on {other}, and parameters are on {self.recording.device}")
+                self._say(
+                    f"it takes a tensor on {other}, and parameters are on {self.recording.device}"
+                )
                 return None
             self.captured = Captured(self.recording, code, call, call.optimizer, self._device)
             if self.outside_because is not None:
@@ -155,7 +175,11 @@ class Graphs:
         options: Mapping[str, Any] | None = None,
         device: Device | None = None,
     ) -> None:
-        self.compile, self.max_signatures, self.options = compile, max_signatures, dict(options or {})
+        self.compile, self.max_signatures, self.options = (
+            compile,
+            max_signatures,
+            dict(options or {}),
+        )
         # By signature, the latest in use first, and the programs that cannot be recorded, which takes long to find out.
         # Both keep their programs alive, whose ids the signatures hold.
         self._ways: dict[Any, list[Way]] = {}
@@ -170,7 +194,9 @@ class Graphs:
         #: Why programs run without a graph; empty if all have one.
         self.eager_because: list[str] = []
 
-    def __call__(self, call: Call, *, check: Check | None = None, compile_now: bool | None = None) -> Evaluation:
+    def __call__(
+        self, call: Call, *, check: Check | None = None, compile_now: bool | None = None
+    ) -> Evaluation:
         """Evaluate a loss.
 
         :param check: a function of an evaluation that raises an error if it is wrong; of a graph's first run alone.
@@ -221,9 +247,13 @@ class Graphs:
             self._say(f"{name} {own if isinstance(call.loss, JITTED) else other}")
             return True
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and (leaf.requires_grad or leaf.layout is not torch.strided):
+            if isinstance(leaf, Tensor) and (
+                leaf.requires_grad or leaf.layout is not torch.strided
+            ):
                 sparse = "requires a gradient" if leaf.layout is torch.strided else "is sparse"
-                self._say(f"an argument of shape {tuple(leaf.shape)} {sparse}, which a graph cannot take")
+                self._say(
+                    f"an argument of shape {tuple(leaf.shape)} {sparse}, which a graph cannot take"
+                )
                 return True
         unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))), None)
         if unknown is not None:
@@ -233,7 +263,9 @@ class Graphs:
             )
         return unknown is not None
 
-    def _way(self, key: Any, call: Call, leaves: Sequence[Any], check: Check | None) -> Way | Evaluation | None:
+    def _way(
+        self, key: Any, call: Call, leaves: Sequence[Any], check: Check | None
+    ) -> Way | Evaluation | None:
         """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
         if key in self._refused:
             return None
@@ -327,7 +359,10 @@ def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
         if id(parameter) not in replayed.moved:
             one, other = ours[name], theirs.get(name)
             none = torch.zeros_like(parameter)
-            pairs[f"the gradient of {name}"] = none if one is None else one, none if other is None else other
+            pairs[f"the gradient of {name}"] = (
+                none if one is None else one,
+                none if other is None else other,
+            )
     own, others = zip(*pairs.values(), strict=True)
     if agree(own, others, MOST_DIFFERENCE):
         return None
@@ -344,7 +379,9 @@ def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
 
 def _distance(one: Tensor, other: Tensor) -> float:
     """The norm of a difference, relative to a norm; a NaN is furthest."""
-    distance = float((one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30))
+    distance = float(
+        (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)
+    )
     return math.inf if math.isnan(distance) else distance
 
 
@@ -363,11 +400,16 @@ def _signature(call: Call, leaves: Sequence[Any], tree: Any) -> Any:
     if call.mover is not None:
         ids += tuple(map(post_accumulate_hooks, call.mover.moved))
     weighted = has_terms(call.loss) and call.weight == 0.0
-    signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+    signatures = tuple(
+        described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
+    )
     return ids, tree, signatures, call.gradients, weighted, settings_now()
 
 
 def settings_now() -> tuple[Any, ...]:
     """The settings of torch and Pyro that a graph fixes."""
-    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    autocast = [
+        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    ]
     return *autocast, torch.get_default_dtype(), *(read() for read in READ_SETTINGS)

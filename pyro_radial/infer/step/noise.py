@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-__all__ = ["split_noise"]
-
 aten = torch.ops.aten
-EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default)
+EMPTY = (
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.empty_strided.default,
+)
 # These look at no value of their first argument, and fill it.
-FILLING = (aten.normal_.default, aten.uniform_.default, aten.bernoulli_.float, aten.exponential_.default)
+FILLING = (
+    aten.normal_.default,
+    aten.uniform_.default,
+    aten.bernoulli_.float,
+    aten.exponential_.default,
+)
 LIKE = (aten.randn_like.default, aten.rand_like.default)
 STANDARD_NORMAL = (aten.randn.default, aten.randn_like.default)
 STANDARD_UNIFORM = (aten.rand.default, aten.rand_like.default)
@@ -90,13 +98,18 @@ def _together(sources: Sequence[Source]) -> list[Tensor]:
 
 
 def _is_random(node: Node) -> bool:
-    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(
+        node.target, "tags", ()
+    )
 
 
 def _source(node: Node) -> Source | None:
     """What a node draws, or None if that depends on values."""
     target: Any = node.target
-    args, kwargs = node.args, {name: value for name, value in node.kwargs.items() if name != "generator"}
+    args, kwargs = (
+        node.args,
+        {name: value for name, value in node.kwargs.items() if name != "generator"},
+    )
     if node.kwargs.get("generator") is not None:
         return None
     if target is aten.native_dropout.default:
@@ -120,7 +133,10 @@ def _source(node: Node) -> Source | None:
     else:
         draw = partial(target, *args, **kwargs)
     contiguous = value.is_contiguous()
-    normal, uniform = target in STANDARD_NORMAL and contiguous, target in STANDARD_UNIFORM and contiguous
+    normal, uniform = (
+        target in STANDARD_NORMAL and contiguous,
+        target in STANDARD_UNIFORM and contiguous,
+    )
     standard = torch.randn if normal else torch.rand if uniform else None
     return Source(draw, standard, value.shape, value.dtype, value.device)
 

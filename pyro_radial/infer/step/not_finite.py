@@ -16,8 +16,6 @@ from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
-__all__ = ["check_parameters", "first_not_finite", "not_finite_error", "not_finite_parts"]
-
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     """Return the name of the first tensor with NaN or infinity; synchronizes with the device for each tensor."""
@@ -46,16 +44,22 @@ def not_finite_parts(
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         latent = dict[str, Any](guide_trace.iter_stochastic_nodes())
-        draw = first_not_finite((name, site["value"]) for name, site in latent.items() if is_drawn(site))
+        draw = first_not_finite(
+            (name, site["value"]) for name, site in latent.items() if is_drawn(site)
+        )
         if draw is not None:
             return [f"a draw of site '{draw}'"]
         if isinstance(loss, TermsELBO):
             noise.restore()
             _, terms = loss.loss_and_terms(model, guide, args, kwargs, 1.0, 0)
             return terms.not_finite()
-        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(
+            *args, **kwargs
+        )
         model_trace.compute_log_prob()
-        sites = ((name, site) for name, site in model_trace.nodes.items() if site["type"] == "sample")
+        sites = (
+            (name, site) for name, site in model_trace.nodes.items() if site["type"] == "sample"
+        )
         site = first_not_finite((name, site["log_prob"]) for name, site in sites if is_drawn(site))
         return [] if site is None else [f"log-density of site '{site}'"]
 

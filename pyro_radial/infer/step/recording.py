@@ -45,8 +45,6 @@ from pyro_radial.infer.step.graph import (
 from pyro_radial.infer.step.state import Code, State, UncapturableError, described, is_library, line
 from pyro_radial.nn.modules import device_of, dtype_of
 
-__all__ = ["Check", "Recording", "Refusal", "check_observations", "record_program"]
-
 #: Raises an error if an evaluation is wrong.
 Check = Callable[[Evaluation], None]
 
@@ -81,7 +79,9 @@ class Inputs(Messenger):
                 allowed = support.check(value)
             msg["scale"] = torch.where(allowed.all(), msg["scale"], math.nan)
             # The number of a class must not leave a table.
-            msg["value"] = torch.where(allowed, value, 0) if isinstance(support, integer_interval) else value
+            msg["value"] = (
+                torch.where(allowed, value, 0) if isinstance(support, integer_interval) else value
+            )
         elif support is not None and getattr(leaf(msg["fn"]), "_validate_args", False):
             self.observed.add(msg["name"])
 
@@ -107,7 +107,9 @@ def check_observations(model: Any, guide: Any, args: Any, kwargs: Any) -> None:
             allowed = support.check(site["value"])[(..., *(None,) * support.event_dim)]
             values, allowed = torch.broadcast_tensors(site["value"], allowed)
             for outside in values[~allowed][:1].tolist():
-                raise ValueError(f"site {name!r} must have observations within the support {support}, got {outside}")
+                raise ValueError(
+                    f"site {name!r} must have observations within the support {support}, got {outside}"
+                )
 
 
 # The weight of the KL is an input of the graph.
@@ -147,7 +149,9 @@ class Recording:
         if tensors is not self._made_from:
             self._made_from = tensors
             self._parameters = {name: tensors[number] for name, number in self.named.items()}
-            self._constant_tensors = [tensors[place] if isinstance(place, int) else place for place in self.constants]
+            self._constant_tensors = [
+                tensors[place] if isinstance(place, int) else place for place in self.constants
+            ]
 
     def holds(self) -> bool:
         """Whether the program and the shapes of its tensors are unchanged."""
@@ -161,8 +165,12 @@ class Recording:
             terms = LossTerms(call.weight, entropies=own_entropies, **terms)
         gradients = found.gradients
         if call.share != 1.0:
-            gradients = tuple(None if gradient is None else gradient * call.share for gradient in gradients)
-        return found._replace(parameters=self.parameters(), terms=terms, gradients=gradients, way=way)
+            gradients = tuple(
+                None if gradient is None else gradient * call.share for gradient in gradients
+            )
+        return found._replace(
+            parameters=self.parameters(), terms=terms, gradients=gradients, way=way
+        )
 
 
 def guide_entropies(guide: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
@@ -190,12 +198,18 @@ def record_program(call: Call, check: Check | None = None) -> Recording | Refusa
     if check is not None:
         check(evaluation)
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
-        sites = [name for name, density in first.densities.items() if bool(torch.as_tensor(density).any())]
+        sites = [
+            name
+            for name, density in first.densities.items()
+            if bool(torch.as_tensor(density).any())
+        ]
         text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
         if sites:
             warnings.warn(text, stacklevel=6)
     changed = [tensor for tensor, _ in tensors.before]
-    changed += [now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)]
+    changed += [
+        now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)
+    ]
     if call.mover is not None:
         changed += call.mover.moved
     try:
@@ -212,7 +226,11 @@ def record_program(call: Call, check: Check | None = None) -> Recording | Refusa
 
 
 def _recording(
-    call: Call, code: Code, first: Inputs, parameters: Mapping[str, Tensor], changed: Sequence[Tensor]
+    call: Call,
+    code: Code,
+    first: Inputs,
+    parameters: Mapping[str, Tensor],
+    changed: Sequence[Tensor],
 ) -> Recording:
     """Record a program that has run, and leave all as it was."""
     roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
@@ -238,17 +256,25 @@ def _recording(
     number = {id(tensor): place for place, tensor in enumerate(state.tensors)}
     constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
     named = {name: number[id(value)] for name, value in found.items()}
-    return Recording(graph, state, _device(call, found.values()), stored_parameters(), named, constants)
+    return Recording(
+        graph, state, _device(call, found.values()), stored_parameters(), named, constants
+    )
 
 
 def _check_gradients(recording: Recording, evaluation: Evaluation) -> None:
     """Raise an error if a graph leaves out a gradient that the program gave."""
     found = recording.graph.result()
     own = zip(recording.parameters().items(), found.gradients, strict=True)
-    given = {name for (name, parameter), gradient in own if gradient is not None or id(parameter) in found.moved}
+    given = {
+        name
+        for (name, parameter), gradient in own
+        if gradient is not None or id(parameter) in found.moved
+    }
     for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
         if gradient is not None and name not in given:
-            raise UncapturableError(f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)")
+            raise UncapturableError(
+                f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)"
+            )
 
 
 def _device(call: Call, parameters: Iterable[Tensor]) -> torch.device:
@@ -294,7 +320,9 @@ def _recorded(
             leaves[place] = tensor
         args, kwargs = tree_unflatten(leaves, tree)
         with Inputs(scales, first.observed), replaced_buffers() as buffers:
-            own = call._replace(args=args, kwargs=kwargs, weight=weight if call.weight else 0.0, share=1.0)
+            own = call._replace(
+                args=args, kwargs=kwargs, weight=weight if call.weight else 0.0, share=1.0
+            )
             evaluation = evaluate(own, reached)
         trained.update(evaluation.parameters)
         put_buffers_back(buffers, write=True)
@@ -312,10 +340,16 @@ def _recorded(
     return graph, trained
 
 
-def _check_named(graph: Graph, reached: Iterable[Tensor], trained: Mapping[str, Tensor], before: State) -> None:
+def _check_named(
+    graph: Graph, reached: Iterable[Tensor], trained: Mapping[str, Tensor], before: State
+) -> None:
     """Raise an error if a tensor that no ``param`` statement names would get a gradient."""
-    outside = {id(constant) for constant in graph.constants} - {id(parameter) for parameter in trained.values()}
-    paths = {id(value): place.path for place, value in zip(before.places, before.values, strict=True)}
+    outside = {id(constant) for constant in graph.constants} - {
+        id(parameter) for parameter in trained.values()
+    }
+    paths = {
+        id(value): place.path for place, value in zip(before.places, before.values, strict=True)
+    }
     for tensor in reached:
         if id(tensor) in outside:
             path = paths.get(id(tensor), "a tensor")
@@ -328,7 +362,9 @@ def _check_named(graph: Graph, reached: Iterable[Tensor], trained: Mapping[str, 
 def _check_alike(first: Graph, second: Graph) -> None:
     """Raise an error if two recordings differ."""
     terms = ((graph.result().terms or {}).values() for graph in (first, second))
-    one, other = ([site for named in values if isinstance(named, dict) for site in named] for values in terms)
+    one, other = (
+        [site for named in values if isinstance(named, dict) for site in named] for values in terms
+    )
     if one != other:
         raise UncapturableError(f"its sites differ between two runs: {one} and {other}")
     if (first.module.code, first.leaves) != (second.module.code, second.leaves) or not all(
@@ -347,8 +383,19 @@ def _why(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
         frames += traceback.walk_tb(error.__traceback__)
-    named = [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename, number) for frame, number in frames]
-    found = [(file, number) for name, file, number in named if not (is_library(name) or file.startswith("<"))]
+    named = [
+        (str(frame.f_globals.get("__name__")), frame.f_code.co_filename, number)
+        for frame, number in frames
+    ]
+    found = [
+        (file, number)
+        for name, file, number in named
+        if not (is_library(name) or file.startswith("<"))
+    ]
     found = found or [(file, number) for name, file, number in named if name.startswith("pyro.")]
-    reason = str(error) if isinstance(error, UncapturableError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    reason = (
+        str(error)
+        if isinstance(error, UncapturableError)
+        else f"{type(error).__name__}: {error}".splitlines()[0]
+    )
     return f"{reason} ({line(*found[-1])})" if found else reason

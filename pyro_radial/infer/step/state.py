@@ -17,7 +17,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -29,9 +36,19 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 from torch.optim import Optimizer
 
-__all__ = ["MOST_BYTES", "PLAIN", "Code", "State", "UncapturableError", "described", "is_library", "line"]
-
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    np.generic,
+)
 CONTENTS = (set, bytearray, array, np.ndarray)
 # The generators of whole modules are seeded for each recording.
 SEEDED = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
@@ -54,7 +71,11 @@ FLAGS = operator.attrgetter("requires_grad", "_backward_hooks")
 WRAPPERS = (partial, property, classmethod, staticmethod, cached_property, type(lru_cache(print)))
 WRAPPED = ("func", "args", "keywords", "fget", "__func__", "__wrapped__")
 # Of the attributes that all modules or distributions have, these dicts count, besides the mode.
-INTERNAL = frozenset(vars(PyroModule())) - {"training"} | {"_batch_shape", "_event_shape", "_validate_args"}
+INTERNAL = frozenset(vars(PyroModule())) - {"training"} | {
+    "_batch_shape",
+    "_event_shape",
+    "_validate_args",
+}
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MODULE_DICTS = ("_parameters", "_buffers", "_modules", "_pyro_samples", *MODULE_HOOKS)
 
@@ -80,7 +101,11 @@ class Code:
 
         def note(frame: Any, event: str, _: Any) -> None:
             # Without the bodies of modules and classes, which run when a library imports something for the first time.
-            if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_code not in self.ran:
+            if (
+                event == "call"
+                and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+                and frame.f_code not in self.ran
+            ):
                 self.ran[frame.f_code] = not is_library(frame.f_globals.get("__name__"))
 
         before = sys.getprofile()
@@ -96,7 +121,13 @@ class Code:
         """The user's line that stores the last name in a path, else the first line with it, in parentheses."""
         names = re.findall(r"\w+", path)[::-1]
         found = (
-            (names.index(step.argval), not step.opname.startswith("STORE"), number, code.co_filename, step.positions)
+            (
+                names.index(step.argval),
+                not step.opname.startswith("STORE"),
+                number,
+                code.co_filename,
+                step.positions,
+            )
             for number, code in enumerate(self.users)
             for step in dis.get_instructions(code)
             if step.argval in names
@@ -113,7 +144,9 @@ def line(file: str, number: int | None) -> str:
 def is_library(module: Any) -> bool:
     """Whether a module of this name is not the user's."""
     # Named tuples are made in modules of their own.
-    return isinstance(module, str) and (module.partition(".")[0] in LIBRARIES or module.startswith("namedtuple_"))
+    return isinstance(module, str) and (
+        module.partition(".")[0] in LIBRARIES or module.startswith("namedtuple_")
+    )
 
 
 def _names(codes: Iterable[CodeType]) -> frozenset[str]:
@@ -181,7 +214,9 @@ class State:
         self._seen: dict[int, Any] = {}
         # Containers and the variables of objects with copies, and which new attributes of an object count.
         self._sized: list[tuple[Place, Any, Collection[str] | None]] = []
-        self._waiting: list[tuple[Any, str, bool]] = [(root, name, False) for name, root in roots.items()]
+        self._waiting: list[tuple[Any, str, bool]] = [
+            (root, name, False) for name, root in roots.items()
+        ]
         for holder, name in also:
             self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
         self._visit_all()
@@ -195,7 +230,10 @@ class State:
     def _is_as_it_was(self) -> bool:
         with suppress(*ABSENT):
             return (
-                all(all(map(same, map(read, *where), values)) for read, same, values, *where in self._reads)
+                all(
+                    all(map(same, map(read, *where), values))
+                    for read, same, values, *where in self._reads
+                )
                 and list(map(len, self._holders)) == self._sizes
                 and list(map(FLAGS, self.tensors)) == self._flags
             )
@@ -204,7 +242,9 @@ class State:
     def _is_alike(self) -> bool:
         if self.changes():
             return False
-        new = {id(value): place.now() for place, value in zip(self.places, self.values, strict=True)}
+        new = {
+            id(value): place.now() for place, value in zip(self.places, self.values, strict=True)
+        }
         self.values = [new[id(value)] for value in self.values]
         self.tensors = [new.get(id(tensor), tensor) for tensor in self.tensors]
         self._flatten()
@@ -231,7 +271,9 @@ class State:
                 found.append((place.path, place.users))
             elif len(place.holder) != len(before):
                 added = counted & (place.holder.keys() - before)
-                found += [(f"{place.path}.{key}", key in self.code.users_names) for key in sorted(added)]
+                found += [
+                    (f"{place.path}.{key}", key in self.code.users_names) for key in sorted(added)
+                ]
         return found
 
     def restore(self) -> None:
@@ -283,14 +325,19 @@ class State:
         elif isinstance(thing, CONTENTS):
             size = 0 if isinstance(thing, set) else memoryview(cast(Any, thing)).nbytes
             if size > MOST_BYTES:
-                raise UncapturableError(f"{path} is an array of {size} bytes, too many to compare; make it a tensor")
+                raise UncapturableError(
+                    f"{path} is an array of {size} bytes, too many to compare; make it a tensor"
+                )
             self._add(Place(_content, thing, None, path, users))
         elif isinstance(thing, FunctionType):
             self._function(thing)
         elif isinstance(thing, ModuleType | type):
             self._names_in(thing)
         elif isinstance(thing, MethodType):
-            self._waiting += [(thing.__func__, path, users), (thing.__self__, type(thing.__self__).__name__, users)]
+            self._waiting += [
+                (thing.__func__, path, users),
+                (thing.__self__, type(thing.__self__).__name__, users),
+            ]
         else:
             self._items(thing, path, users)
             self._attributes(thing, path)
@@ -304,7 +351,9 @@ class State:
         if value is MISSING:
             return
         if len(self.places) >= MOST_PLACES:
-            raise UncapturableError(f"it can read more than {MOST_PLACES} Python values, such as {place.path}")
+            raise UncapturableError(
+                f"it can read more than {MOST_PLACES} Python values, such as {place.path}"
+            )
         self._known.add(key)
         self.places.append(place)
         self.values.append(value)
@@ -313,7 +362,10 @@ class State:
     def _items(self, thing: Any, path: str, users: bool) -> None:
         if isinstance(thing, dict | list | deque) and path not in self.ignored:
             self._sized.append((Place(getattr, thing, None, path, users), thing.copy(), None))
-        named, numbered = isinstance(thing, dict | MappingProxyType), isinstance(thing, list | tuple | deque)
+        named, numbered = (
+            isinstance(thing, dict | MappingProxyType),
+            isinstance(thing, list | tuple | deque),
+        )
         for key in list(thing) if named else range(len(thing)) if numbered else ():
             self._add(Place(operator.getitem, thing, key, f"{path}[{key!r}]", users))
 
@@ -326,16 +378,28 @@ class State:
             counted = counted - INTERNAL
             # Nobody gives objects of libraries other attributes, but modules a method or a hook.
             if classes or isinstance(thing, nn.Module):
-                self._sized.append((Place(getattr, variables, thing, path, False), dict(variables), counted))
+                self._sized.append(
+                    (Place(getattr, variables, thing, path, False), dict(variables), counted)
+                )
             for key in MODULE_DICTS if isinstance(thing, nn.Module) else ():
                 self._waiting.append((variables.get(key), f"{path}.{key}", True))
             for key in variables.keys() & counted:
-                self._add(Place(operator.getitem, variables, key, f"{path}.{key}", key in self.code.users_names))
+                self._add(
+                    Place(
+                        operator.getitem,
+                        variables,
+                        key,
+                        f"{path}.{key}",
+                        key in self.code.users_names,
+                    )
+                )
         if classes:
             self._add(Place(getattr, thing, "__class__", f"{path}.__class__", True))
         for cls in classes:
             self._waiting.append((cls, cls.__name__, True))
-            for key in [key for key, value in vars(cls).items() if isinstance(value, MemberDescriptorType)]:
+            for key in [
+                key for key, value in vars(cls).items() if isinstance(value, MemberDescriptorType)
+            ]:
                 self._add(Place(getattr, thing, key, f"{path}.{key}", True))
         for name in WRAPPED if isinstance(thing, WRAPPERS) else ():
             self._waiting.append((getattr(thing, name, None), path, True))
@@ -346,10 +410,14 @@ class State:
         counted = self.code.users_names if library else self.code.names
         if isinstance(thing, ModuleType):
             for key in vars(thing).keys() & counted:
-                self._add(Place(operator.getitem, vars(thing), key, f"{thing.__name__}.{key}", True))
+                self._add(
+                    Place(operator.getitem, vars(thing), key, f"{thing.__name__}.{key}", True)
+                )
         elif not library:
             variables = vars(thing)
-            self._sized.append((Place(getattr, variables, thing, thing.__name__, True), dict(variables), counted))
+            self._sized.append(
+                (Place(getattr, variables, thing, thing.__name__, True), dict(variables), counted)
+            )
             for key, value in list(variables.items()):
                 if key in counted or isinstance(value, FunctionType):
                     self._add(Place(_of_class, thing, key, f"{thing.__name__}.{key}", True))
@@ -360,7 +428,9 @@ class State:
         if users is None:
             return
         name = function.__qualname__.rpartition(".")[2]
-        for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for key, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             self._add(Place(getattr, cell, "cell_contents", f"{name}'s {key}", users))
         self._attributes(function, name)
         if users:

@@ -15,8 +15,6 @@ from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer
 from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation, has_terms
 
-__all__ = ["FiniteCheck", "Step", "keep_terms", "take_step"]
-
 # Looks at a loss wait for the device, so on devices with a queue they come after this many steps, or fewer if the
 # arguments of these take more bytes than this.
 CHECK_EVERY, MOST_BYTES = 50, 2**28
@@ -30,7 +28,10 @@ class Step(NamedTuple):
 
 
 def take_step(
-    calls: Sequence[Call], evaluate: Callable[[Call], Evaluation], check: "FiniteCheck", optimizer: JointOptimizer
+    calls: Sequence[Call],
+    evaluate: Callable[[Call], Evaluation],
+    check: "FiniteCheck",
+    optimizer: JointOptimizer,
 ) -> list[Evaluation]:
     """Evaluate the loss of each part of a batch on the same draw, check it, and apply the gradients."""
     step = Step(calls, TorchNoise.now())
@@ -52,7 +53,9 @@ def keep_terms(call: Call, evaluation: Evaluation) -> None:
     """Let users read the terms from the loss; nothing here does."""
     terms = evaluation.terms
     if terms is not None and has_terms(call.loss):
-        call.loss.keep(terms.copied if evaluation.way == CAPTURED else lambda: terms, call.gradients)
+        call.loss.keep(
+            terms.copied if evaluation.way == CAPTURED else lambda: terms, call.gradients
+        )
 
 
 class FiniteCheck:
@@ -71,7 +74,9 @@ class FiniteCheck:
         #: One after a loss that was not finite; None before the first loss.
         self.stopped: Tensor | None = None
 
-    def __call__(self, step: Step, evaluations: Sequence[Evaluation], optimizer: Optimizer | None) -> None:
+    def __call__(
+        self, step: Step, evaluations: Sequence[Evaluation], optimizer: Optimizer | None
+    ) -> None:
         """Note the losses of a step that is not applied yet, and look at them if it is time to."""
         self._waiting.append(step)
         broken = evaluations[0].broken

@@ -26,8 +26,6 @@ try:
 except ImportError:  # Without such locks, nothing keeps a second writer away.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Checkpoint", "State", "copied", "differences", "entry_kinds", "plain"]
-
 FORMAT = 4
 # A file ends with this mark and a digest of everything before it; torch.load ignores both.
 MARK = b"pyro_radial.sha256="
@@ -53,12 +51,16 @@ class Checkpoint:
     def __enter__(self) -> "Checkpoint":
         """Become the only writer of the file, or raise a ValueError if another run writes it."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
-            raise ValueError(f"checkpoint must be a regular file, got {self.path}, a folder, link or pipe")
+            raise ValueError(
+                f"checkpoint must be a regular file, got {self.path}, a folder, link or pipe"
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if fcntl is not None:
             self._lock = self._acquire()
             # Nobody else writes here, so a killed writer left these.
-            for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}.partial"):
+            for left in self.path.parent.glob(
+                f".{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}.partial"
+            ):
                 left.unlink(missing_ok=True)
         return self
 
@@ -108,14 +110,20 @@ class Checkpoint:
         content = memoryview(self.path.read_bytes())
         body, end = content[: -DIGEST_SIZE - len(MARK)], content[-DIGEST_SIZE - len(MARK) :]
         if end != MARK + hashlib.sha256(body).digest():
-            raise ValueError(f"checkpoint {self.path} is damaged or not a checkpoint: its digest does not match")
+            raise ValueError(
+                f"checkpoint {self.path} is damaged or not a checkpoint: its digest does not match"
+            )
         # Not every device is one that torch.load knows.
         state: State = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
         missing = sorted({*needed} - state.keys())
         if state.get("format") != FORMAT or missing:
             raise ValueError(
                 f"checkpoint {self.path} is not from this version of this function: "
-                + (f"it lacks {missing}" if missing else f"its format is {state.get('format')}, expected {FORMAT}")
+                + (
+                    f"it lacks {missing}"
+                    if missing
+                    else f"its format is {state.get('format')}, expected {FORMAT}"
+                )
             )
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
 
@@ -127,12 +135,18 @@ class Checkpoint:
                 "use the same settings to resume, or another checkpoint file to start anew"
             )
 
-    def check_entries(self, role: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    def check_entries(
+        self, role: str, saved: Mapping[str, Any], current: Mapping[str, Any]
+    ) -> None:
         """Raise a ValueError if names, shapes or dtypes of a state dict differ from those in the file."""
         found = sorted(differences(entry_kinds(saved), entry_kinds(current)))
         if found:
-            listed = "; ".join(f"{name}: here {here}, there {there}" for name, there, here in found[:3])
-            raise ValueError(f"checkpoint {self.path} is from another {role}: {len(found)} entries differ ({listed})")
+            listed = "; ".join(
+                f"{name}: here {here}, there {there}" for name, there, here in found[:3]
+            )
+            raise ValueError(
+                f"checkpoint {self.path} is from another {role}: {len(found)} entries differ ({listed})"
+            )
 
     @property
     def _lock_path(self) -> Path:
@@ -185,7 +199,9 @@ def copied(state_dict: Mapping[str, Any]) -> State:
     }
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted name of each setting that differs, with both values; None for a missing one."""
     for name in dict.fromkeys((*here, *there)):
         one, other = there.get(name), here.get(name)

@@ -35,8 +35,6 @@ from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 from pyro_radial.nn.modules import device_of, dtype_of
 
-__all__ = ["FitResult", "fit"]
-
 Scheduler = PyroLRScheduler | Callable[[Optimizer], Any]
 
 DEFAULT_BATCH_SIZE = 128
@@ -139,7 +137,11 @@ def fit(
             pyro.set_rng_seed(seed)
         shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
         batches = Batches(rows, size, shuffle_seed, device_of(guide, model))
-        too_short = optim.advice_before(epochs * batches.per_epoch) if isinstance(optim, GuideOptim) else None
+        too_short = (
+            optim.advice_before(epochs * batches.per_epoch)
+            if isinstance(optim, GuideOptim)
+            else None
+        )
         _warn(too_short)
         if scheduler is None and isinstance(optim, GuideOptim):
             scheduler = partial(optim.scheduler, steps=epochs * batches.per_epoch)
@@ -148,8 +150,17 @@ def fit(
             _warn(not_standardized(model, *rows.tensors))
         saved = None if kept is None else kept.load(batches.device, needed=SAVED)
         # With other epochs a resumed run goes on as it began.
-        graphs = saved["graphs"] if saved else way_of(options, batches.device, epochs * batches.per_epoch)
-        own: dict[str, Any] = {"seed": seed, "options": options, "callback": callback, "graphs": graphs}
+        graphs = (
+            saved["graphs"]
+            if saved
+            else way_of(options, batches.device, epochs * batches.per_epoch)
+        )
+        own: dict[str, Any] = {
+            "seed": seed,
+            "options": options,
+            "callback": callback,
+            "graphs": graphs,
+        }
         run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
         if kept is not None:
             run.begin(kept, saved, epochs)
@@ -193,7 +204,9 @@ def _check_one_process() -> None:
         )
 
 
-def _read(model: Any, guide: Any, data: Any, validation: Any, num_data: int | None) -> tuple[Rows, Rows | None]:
+def _read(
+    model: Any, guide: Any, data: Any, validation: Any, num_data: int | None
+) -> tuple[Rows, Rows | None]:
     """The rows to train and to validate on; tells the likelihood how many there are."""
     dtype = dtype_of(guide, model)
     rows = Rows(data, "data", dtype)
@@ -202,7 +215,9 @@ def _read(model: Any, guide: Any, data: Any, validation: Any, num_data: int | No
     return rows, held_out
 
 
-def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, options: FitOptions) -> None:
+def _check(
+    model: Any, guide: Any, loss: Any, validation: Any, callback: Any, options: FitOptions
+) -> None:
     if getattr(type(model), "forward", None) is BayesianModule.forward or not _takes_two(model):
         raise ValueError(
             "model must be a Pyro model of inputs and targets, model(x, y), such as "
@@ -213,7 +228,9 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
         raise ValueError(f"loss must keep its terms, as TermsELBO does, got {type(loss).__name__}")
     if validation is None and options.patience is not None:
-        raise ValueError(f"validation must be given with patience, got patience={options.patience} and no validation")
+        raise ValueError(
+            f"validation must be given with patience, got patience={options.patience} and no validation"
+        )
     if validation is not None and getattr(model, "likelihood", None) is None:
         raise ValueError(
             "model must have an attribute `likelihood` for validation, as SupervisedModel has, got "
@@ -233,13 +250,19 @@ def _takes_two(model: Any) -> bool:
 def _check_rates(optim: Any, scheduler: Any, options: FitOptions) -> None:
     check_optim(optim)
     if isinstance(optim, PyroLRScheduler):
-        raise ValueError("optim must have no learning rate schedule, got PyroLRScheduler; pass it as scheduler")
+        raise ValueError(
+            "optim must have no learning rate schedule, got PyroLRScheduler; pass it as scheduler"
+        )
     is_pyro = isinstance(scheduler, PyroLRScheduler)
     if scheduler is None and options.scheduler_interval == "step":
         raise ValueError("scheduler_interval must be left out without a scheduler, got 'step'")
     if is_pyro and optim is not DEFAULT_OPTIM:
-        raise ValueError(f"optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}")
-    fits = scheduler is None or (callable(scheduler) and not isinstance(scheduler, PyroOptim | LRScheduler))
+        raise ValueError(
+            f"optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}"
+        )
+    fits = scheduler is None or (
+        callable(scheduler) and not isinstance(scheduler, PyroOptim | LRScheduler)
+    )
     if not fits and not is_pyro:
         raise ValueError(
             "scheduler must be a function from an optimizer to a torch scheduler, such as "

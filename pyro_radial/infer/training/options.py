@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from pyro_radial._pyro.checks import check_flag, non_negative_integer, optional, positive_count, positive_float
-
-__all__ = ["FitOptions"]
+from pyro_radial._pyro.checks import (
+    check_flag,
+    non_negative_integer,
+    optional,
+    positive_count,
+    positive_float,
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,14 @@ class FitOptions:
             optional(positive_count, name, getattr(self, name))
         optional(positive_float, "clip_norm", self.clip_norm)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, got {self.autocast!r}")
+            raise ValueError(
+                f"autocast must be torch.bfloat16 or torch.float16, got {self.autocast!r}"
+            )
         if self.compile and self.autocast is torch.float16:
-            raise ValueError("compile must be False with autocast=torch.float16, got True; use torch.bfloat16")
+            raise ValueError(
+                "compile must be False with autocast=torch.float16, got True; use torch.bfloat16"
+            )
         if self.scheduler_interval not in ("epoch", "step"):
-            raise ValueError(f"scheduler_interval must be 'epoch' or 'step', got {self.scheduler_interval!r}")
+            raise ValueError(
+                f"scheduler_interval must be 'epoch' or 'step', got {self.scheduler_interval!r}"
+            )

@@ -30,10 +30,16 @@ from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihoods import Likelihood
 from pyro_radial.nn.modules import device_of, evaluating
 
-__all__ = ["data_settings", "described", "likelihood_settings", "optimizer_settings", "run_settings"]
-
 # Attributes that a run sets or counts, and learning rates, which may change between resumes.
-CHANGING = ("training", "num_data", "step", "max_plate_nesting", "optimizer", "optim_objs", "base_lrs")
+CHANGING = (
+    "training",
+    "num_data",
+    "step",
+    "max_plate_nesting",
+    "optimizer",
+    "optim_objs",
+    "base_lrs",
+)
 LIBRARIES = ("gpytorch", "pyro", "pyro_radial", "torch")
 MAX_DEPTH = 5
 # What a transformed distribution and a mixture consist of.
@@ -60,13 +66,21 @@ def described(value: Any, depth: int = MAX_DEPTH) -> Any:
     return settings
 
 
-def run_settings(model: Any, guide: nn.Module, loss: ELBO, scheduler: Any, batch: tuple[Any, Any]) -> Settings:
+def run_settings(
+    model: Any, guide: nn.Module, loss: ELBO, scheduler: Any, batch: tuple[Any, Any]
+) -> Settings:
     """Describe the prior, the likelihood, the guide, the loss and the scheduler; a batch runs the model and guide."""
     guides = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
     # A family's settings do not show in its parameters.
-    families = {name: described(family) for part in guides for name, family in part.chosen_families().items()}
+    families = {
+        name: described(family)
+        for part in guides
+        for name, family in part.chosen_families().items()
+    }
     # Nothing that a loss holds is trained, such as the kernel of a prior on functions.
-    held = {name: part.state_dict() for name, part in vars(loss).items() if isinstance(part, nn.Module)}
+    held = {
+        name: part.state_dict() for name, part in vars(loss).items() if isinstance(part, nn.Module)
+    }
     return {
         "guide": type(guide).__name__,
         **likelihood_settings(model),
@@ -84,18 +98,31 @@ def likelihood_settings(model: Any) -> Settings:
     return {name: described(part) for name, part in modules if isinstance(part, Likelihood)}
 
 
-def optimizer_settings(optimizer: Optimizer, parameters: Mapping[str, Tensor], of_modules: Collection[str]) -> Settings:
+def optimizer_settings(
+    optimizer: Optimizer, parameters: Mapping[str, Tensor], of_modules: Collection[str]
+) -> Settings:
     """Describe an optimizer and its groups of parameters, without their learning rates.
 
     Parameters are known by name if they are in ``of_modules``, where names are the same in every process.
     """
-    names = {id(p): name if name in of_modules else str(number) for number, (name, p) in enumerate(parameters.items())}
+    names = {
+        id(p): name if name in of_modules else str(number)
+        for number, (name, p) in enumerate(parameters.items())
+    }
     defaults = {name: value for name, value in plain(optimizer.defaults).items() if name != "lr"}
     groups = []
     for group in optimizer.param_groups:
         members = ", ".join(names.get(id(parameter), "another") for parameter in group["params"])
-        groups.append({"parameters": members, **{name: value for name, value in group.items() if name in defaults}})
-    return {"optimizer": f"{type(optimizer).__name__}({defaults})", "optimizer groups": described(groups)}
+        groups.append(
+            {
+                "parameters": members,
+                **{name: value for name, value in group.items() if name in defaults},
+            }
+        )
+    return {
+        "optimizer": f"{type(optimizer).__name__}({defaults})",
+        "optimizer groups": described(groups),
+    }
 
 
 def data_settings(rows: Rows) -> Settings:
@@ -105,13 +132,19 @@ def data_settings(rows: Rows) -> Settings:
     ``fingerprint`` if it has one.
     """
     dataset = rows.dataset
-    known: Settings = {"length": len(rows), "class": "tensors" if dataset is None else type(dataset).__qualname__}
+    known: Settings = {
+        "length": len(rows),
+        "class": "tensors" if dataset is None else type(dataset).__qualname__,
+    }
     if dataset is None:
         x, y = tree_map(Tensor.detach, rows.tensors)
         return known | {"x": described(x), "y": described(y)}
     if isinstance(dataset, TensorDataset):
         *inputs, y = [tensor.detach() for tensor in dataset.tensors]
-        return known | {"x": described(inputs[0] if len(inputs) == 1 else inputs), "y": described(y)}
+        return known | {
+            "x": described(inputs[0] if len(inputs) == 1 else inputs),
+            "y": described(y),
+        }
     own = getattr(dataset, "fingerprint", None)
     return known if own is None else known | {"fingerprint": str(own() if callable(own) else own)}
 
@@ -119,11 +152,21 @@ def data_settings(rows: Rows) -> Settings:
 def _prior(model: Any, guide: nn.Module, batch: tuple[Any, Any]) -> Settings:
     """Describe the prior of each latent site; parameters that depend on trained ones are only named."""
     device = device_of(guide, model)
-    with one_at_a_time(), evaluating(model, guide), seeded(0, device), poutine.block(), torch.enable_grad():
+    with (
+        one_at_a_time(),
+        evaluating(model, guide),
+        seeded(0, device),
+        poutine.block(),
+        torch.enable_grad(),
+    ):
         drawn = poutine.trace(guide).get_trace(*batch)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch)
     sites = {name: trace.nodes[name]["fn"] for name in trace.stochastic_nodes}
-    return {name: described(leaf(prior)) for name, prior in sites.items() if isinstance(prior, Distribution)}
+    return {
+        name: described(leaf(prior))
+        for name, prior in sites.items()
+        if isinstance(prior, Distribution)
+    }
 
 
 def _parts(value: Any) -> Mapping[str, Any]:
@@ -144,7 +187,11 @@ def _parts(value: Any) -> Mapping[str, Any]:
     else:
         changes = has_state(value) and type(value).__module__.partition(".")[0] not in LIBRARIES
     attributes = {} if changes else getattr(value, "__dict__", {})
-    return {name: part for name, part in attributes.items() if not name.startswith("_") and name not in CHANGING}
+    return {
+        name: part
+        for name, part in attributes.items()
+        if not name.startswith("_") and name not in CHANGING
+    }
 
 
 def _tensor(tensor: Tensor) -> str:

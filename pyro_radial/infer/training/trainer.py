@@ -33,8 +33,6 @@ from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
 from pyro_radial.nn.modules import Autocast, device_of, evaluating
 from pyro_radial.poutine import mean_only
 
-__all__ = ["Terms", "Trainer"]
-
 
 class Terms(NamedTuple):
     """The loss, the negative log-likelihood and the KL of a step in nats per datum, on the device, and its weight."""
@@ -90,7 +88,9 @@ class Trainer:
         self.optimizer = (
             optim.optimizer(model, guide, *batch)
             if isinstance(optim, GuideOptim)
-            else make_optimizer(optim, {n: p for n, p in self.parameters.items() if p.requires_grad})
+            else make_optimizer(
+                optim, {n: p for n, p in self.parameters.items() if p.requires_grad}
+            )
         )
         #: The learning rate of each group of parameters before any schedule.
         self.learning_rates = initial_rates(self.optimizer)
@@ -134,13 +134,21 @@ class Trainer:
     def _call(self, loss: TermsELBO, part: tuple[Any, Any], share: float) -> Call:
         """The evaluation of a part of a batch in the next step."""
         weight = loss.weight_at(self.steps_done) if has_terms(loss) else 1.0
-        call = Call(loss, self._run, self.guide, part, {}, also=self.parameters, weight=weight, share=share)
+        call = Call(
+            loss, self._run, self.guide, part, {}, also=self.parameters, weight=weight, share=share
+        )
         scaler = self.scaler if self.scaler.is_enabled() else None
         call = call._replace(step=self.steps_done + 1, scaler=scaler)
         if not self._in_graph:
             return call
-        mover = self.optimizer if isinstance(self.optimizer, GraphOptimizer) and self._outside is None else None
-        call = call._replace(optimizer=self.optimizer, outside=self._outside, stopped=self._check.stopped)
+        mover = (
+            self.optimizer
+            if isinstance(self.optimizer, GraphOptimizer) and self._outside is None
+            else None
+        )
+        call = call._replace(
+            optimizer=self.optimizer, outside=self._outside, stopped=self._check.stopped
+        )
         return call._replace(mover=mover)
 
     def _evaluate(self, call: Call) -> Evaluation:
@@ -176,7 +184,9 @@ class Trainer:
         for call in step.calls:
             step.noise.restore()
             with suppress(Exception):
-                found = not_finite_parts(call.loss, call.model, call.guide, call.args, {}, self.parameters)
+                found = not_finite_parts(
+                    call.loss, call.model, call.guide, call.args, {}, self.parameters
+                )
                 if found:
                     return found
         return []
@@ -233,7 +243,9 @@ class Trainer:
     @property
     def _loss_parts(self) -> dict[str, Any]:
         # Modules of a loss, such as a prior on functions, are not trained.
-        return {name: part for name, part in vars(self.loss).items() if not isinstance(part, nn.Module)}
+        return {
+            name: part for name, part in vars(self.loss).items() if not isinstance(part, nn.Module)
+        }
 
     def module_parameters(self) -> dict[str, Tensor]:
         """The parameters of the guide, the model and the loss, by name."""
@@ -248,7 +260,9 @@ def without_warnings() -> Iterator[None]:
         yield
 
 
-def _make_parameters(model: Callable[..., Any], guide: nn.Module, batch: tuple[Any, Any]) -> dict[str, Tensor]:
+def _make_parameters(
+    model: Callable[..., Any], guide: nn.Module, batch: tuple[Any, Any]
+) -> dict[str, Tensor]:
     """Run model and guide once, so that all parameters exist; returns those outside both modules."""
     with one_at_a_time(), evaluating(model, guide), torch.no_grad(), poutine.block():
         getattr(guide, "setup", guide)(*batch)

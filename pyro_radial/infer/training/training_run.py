@@ -35,8 +35,6 @@ from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.modules import evaluating
 from pyro_radial.nn.supervised import find_network
 
-__all__ = ["SAVED", "Record", "TrainingRun", "way_of"]
-
 Record = dict[str, float]
 TERMS = ("loss", "nll", "kl")
 
@@ -47,8 +45,30 @@ STEPS_TO_CAPTURE, STEPS_TO_COMPILE = 100, 30_000
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
 # What a resume restores as it is, and what a checkpoint must have.
-RESUMED = ("epoch", "step_in_epoch", "best_epoch", "start", "sums", "kl_weight", "history", "ended", "best", "graphs")
-SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "rng", "loss", "optimizer", "guide", "model", "loose")
+RESUMED = (
+    "epoch",
+    "step_in_epoch",
+    "best_epoch",
+    "start",
+    "sums",
+    "kl_weight",
+    "history",
+    "ended",
+    "best",
+    "graphs",
+)
+SAVED = (
+    *RESUMED,
+    "settings",
+    "data",
+    "shuffle_seed",
+    "rng",
+    "loss",
+    "optimizer",
+    "guide",
+    "model",
+    "loose",
+)
 
 
 class TrainingRun:
@@ -135,7 +155,10 @@ class TrainingRun:
         terms, self.kl_weight = self.trainer.step(batch, of_means=of_means)
         self._schedule("step")
         if not self.start:
-            self.start = {**dict(zip(TERMS, terms.tolist(), strict=True)), "kl_weight": self.kl_weight}
+            self.start = {
+                **dict(zip(TERMS, terms.tolist(), strict=True)),
+                "kl_weight": self.kl_weight,
+            }
         self.sums += terms * self.batches.num_rows(self.step_in_epoch) / len(self.batches.rows)
         self.step_in_epoch += 1
         return terms
@@ -147,10 +170,14 @@ class TrainingRun:
         sums = dict(zip(TERMS, self.sums.tolist(), strict=True))
         record: Record = {"epoch": self.epoch, **sums, "kl_weight": self.kl_weight}
         if self.best is None:
-            self.best_epoch = self.epoch  # Until a validation is finite, the latest epoch is the best.
+            self.best_epoch = (
+                self.epoch
+            )  # Until a validation is finite, the latest epoch is the best.
         if self.validation is not None:
             value = record["validation_nll"] = self._validate(self.validation)
-            if math.isfinite(value) and (self.best is None or value < self.history[self.best_epoch]["validation_nll"]):
+            if math.isfinite(value) and (
+                self.best is None or value < self.history[self.best_epoch]["validation_nll"]
+            ):
                 self.best_epoch, self.best = self.epoch, self.trainer.copy_of_modules()
         self.history.append(record)
         self._schedule("epoch", record)
@@ -196,7 +223,9 @@ class TrainingRun:
     def _check_num_data(self, terms: LossTerms) -> None:
         """Refuse plates of another size than the data, because then the KL has a wrong weight."""
         if not terms.nll_by_site:
-            raise ValueError("model must observe the targets in a sample site, as SupervisedModel does, got none")
+            raise ValueError(
+                "model must observe the targets in a sample site, as SupervisedModel does, got none"
+            )
         if terms.num_data is None:
             terms.per_datum()  # It has the words for this.
         if terms.num_data != self.num_data:
@@ -240,8 +269,14 @@ class TrainingRun:
         trainer, changeable = self.trainer, ("patience", "checkpoint_every")
         self.settings = {
             **run_settings(trainer.model, trainer.guide, trainer.loss, self.scheduler, self._first),
-            **{name: value for name, value in asdict(self.options).items() if name not in changeable},
-            **optimizer_settings(trainer.optimizer, trainer.parameters, trainer.module_parameters().keys()),
+            **{
+                name: value
+                for name, value in asdict(self.options).items()
+                if name not in changeable
+            },
+            **optimizer_settings(
+                trainer.optimizer, trainer.parameters, trainer.module_parameters().keys()
+            ),
             "autocast": str(self.options.autocast),
             "num_data": self.num_data,
             "rows": len(self.batches.rows),
@@ -250,13 +285,18 @@ class TrainingRun:
             "validation": self.validation is not None,
         }
         rows = {"data": self.batches.rows, "validation data": self.validation}
-        self.data = {name: data_settings(known) for name, known in rows.items() if known is not None}
+        self.data = {
+            name: data_settings(known) for name, known in rows.items() if known is not None
+        }
 
     def _state(self) -> State:
         state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
         state["sums"] = dict(zip(TERMS, self.sums.tolist(), strict=True))
         state |= {"shuffle_seed": self.batches.seed, "rng": rng_state(self.trainer.device)}
-        state |= {"scheduler": states({"own": self.scheduler}), "callback": states(self._callback_parts)}
+        state |= {
+            "scheduler": states({"own": self.scheduler}),
+            "callback": states(self._callback_parts),
+        }
         return state | self.trainer.state_dict()
 
     def _load(self, checkpoint: Checkpoint, state: State) -> None:
@@ -273,7 +313,9 @@ class TrainingRun:
         change_rates(trainer.optimizer, self.scheduler, before, now, checkpoint.path)
         for name in RESUMED:
             setattr(self, name, state[name])
-        self.sums = self._no_terms().copy_(torch.tensor([state["sums"][name] for name in TERMS], dtype=torch.float64))
+        self.sums = self._no_terms().copy_(
+            torch.tensor([state["sums"][name] for name in TERMS], dtype=torch.float64)
+        )
         self.batches.seed = state["shuffle_seed"]
         set_rng_state(state["rng"], trainer.device)
 
@@ -291,7 +333,9 @@ def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | N
             check_types(Tensor, y=y)
         # All outputs have the shape of the first.
         rows = num_rows(y)
-        network.likelihood.check_target(tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values), y)
+        network.likelihood.check_target(
+            tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values), y
+        )
 
     return check
 
@@ -307,7 +351,9 @@ def way_of(options: FitOptions, device: torch.device, steps: int) -> str:
 
 def _is_point(guide: nn.Module) -> bool:
     """Whether all draws are alike."""
-    return isinstance(guide, AutoPerSite) and all(family.is_point for family in guide.chosen_families().values())
+    return isinstance(guide, AutoPerSite) and all(
+        family.is_point for family in guide.chosen_families().values()
+    )
 
 
 def _made(scheduler: Any, optimizer: Any, interval: str) -> Any:

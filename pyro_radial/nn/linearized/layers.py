@@ -16,9 +16,6 @@ from pyro_radial.nn.last_layer import hooked
 from pyro_radial.nn.linearized.site_function import SiteFunction, gradients
 from pyro_radial.nn.site_priors import ParameterPrior
 
-__all__ = ["LinearLayer", "layerwise_terms", "linear_layers", "networks_in", "num_chunks"]
-
-
 # Numbers in the gradients of a chunk of rows; more would leave the cache of a processor.
 MAX_GRADIENTS = 2**22
 
@@ -68,7 +65,11 @@ def linear_layers(
     # A weight that is also used outside of its layer still has a gradient.
     beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
     once = all(len(shapes) == 1 and shapes[0] for shapes in called.values())
-    return tuple(layer._replace(shape=called[layer.place][0]) for layer in layers) if once and not beside else None
+    return (
+        tuple(layer._replace(shape=called[layer.place][0]) for layer in layers)
+        if once and not beside
+        else None
+    )
 
 
 def layerwise_terms(
@@ -110,7 +111,9 @@ def layerwise_terms(
     def terms() -> Iterator[tuple[Tensor, Tensor]]:
         for layer in layers:
             a, delta = inputs[layer.place], deltas[layer.place]
-            weight, bias = (None if site is None else variance[site] for site in (layer.weight, layer.bias))
+            weight, bias = (
+                None if site is None else variance[site] for site in (layer.weight, layer.bias)
+            )
             if layer.is_dense:
                 # At least one of the two has a variance.
                 both = bias if weight is None else nn.functional.linear(a.square(), weight, bias)
@@ -119,7 +122,9 @@ def layerwise_terms(
             if weight is not None:
                 own: Any = modules[layer.place]
                 # What each output of a convolution sees of its input, [N, K, places].
-                patches = nn.functional.unfold(a, own.kernel_size, own.dilation, own.padding, own.stride)
+                patches = nn.functional.unfold(
+                    a, own.kernel_size, own.dilation, own.padding, own.stride
+                )
                 by_weight = delta.flatten(3).flatten(1, 2) @ patches.mT
                 yield by_weight.unflatten(1, delta.shape[1:3]).flatten(2), weight.reshape(1, -1)
             if bias is not None:
@@ -128,9 +133,15 @@ def layerwise_terms(
     return values, terms()
 
 
-def num_chunks(layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], num_outputs: int, num_rows: int) -> int:
+def num_chunks(
+    layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], num_outputs: int, num_rows: int
+) -> int:
     """The number of chunks of rows, which bounds the memory that gradients take."""
-    weights = [variance[layer.weight].numel() for layer in layers if layer.weight is not None and not layer.is_dense]
+    weights = [
+        variance[layer.weight].numel()
+        for layer in layers
+        if layer.weight is not None and not layer.is_dense
+    ]
     size = sum(math.prod(layer.shape) for layer in layers) + max(weights, default=0)
     return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
 
@@ -138,16 +149,25 @@ def num_chunks(layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], nu
 def _owners(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
     """The layers that own these sites, or None if other modules own some of them."""
     networks = networks_in(model)
-    if len(networks) != 1 or networks[0].batching != "vmap" or isinstance(networks[0].prior, ParameterPrior):
+    if (
+        len(networks) != 1
+        or networks[0].batching != "vmap"
+        or isinstance(networks[0].prior, ParameterPrior)
+    ):
         return None
     skeleton = networks[0].skeleton
-    site_of = {id(parameter): name for name, parameter in skeleton.named_parameters() if name in names}
+    site_of = {
+        id(parameter): name for name, parameter in skeleton.named_parameters() if name in names
+    }
     if len(site_of) != len(names):
         return None
     layers: list[LinearLayer] = []
     owned: list[int] = []
     for place, module in skeleton.named_modules():
-        own = {leaf: id(p) for leaf, p in module.named_parameters(recurse=False, remove_duplicate=False)}
+        own = {
+            leaf: id(p)
+            for leaf, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        }
         random = {leaf: identity for leaf, identity in own.items() if identity in site_of}
         if random and not _is_known(module):
             return None
@@ -162,7 +182,11 @@ def _owners(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | 
 def _is_known(module: nn.Module) -> bool:
     """Whether this is a linear layer, or a convolution with the patches that ``unfold`` gives."""
     if type(module) is nn.Conv2d:
-        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return (
+            module.groups == 1
+            and module.padding_mode == "zeros"
+            and not isinstance(module.padding, str)
+        )
     return type(module) is nn.Linear
 
 

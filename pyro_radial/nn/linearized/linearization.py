@@ -18,10 +18,14 @@ from torch.func import vjp, vmap
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
-from pyro_radial.nn.linearized.layers import LinearLayer, layerwise_terms, linear_layers, networks_in, num_chunks
+from pyro_radial.nn.linearized.layers import (
+    LinearLayer,
+    layerwise_terms,
+    linear_layers,
+    networks_in,
+    num_chunks,
+)
 from pyro_radial.nn.linearized.site_function import SiteFunction
-
-__all__ = ["CovarianceBlock", "Linearization", "Structure", "undisturbed"]
 
 # Numbers in the Jacobian of a chunk of rows: a tenth of a gigabyte in float32.
 MAX_JACOBIAN = 2**25
@@ -49,7 +53,11 @@ class CovarianceBlock(NamedTuple):
         """The product of rows ``[..., P]`` and the covariance."""
         if not self.is_full:
             product = jacobian * self.covariance.flatten()
-            return product if self.factor is None else product + (jacobian @ self.factor) @ self.factor.mT
+            return (
+                product
+                if self.factor is None
+                else product + (jacobian @ self.factor) @ self.factor.mT
+            )
         rows = jacobian.unflatten(-1, self.covariance.shape[:-1]).unsqueeze(-2)
         return (rows @ self.covariance).flatten(-self.covariance.dim())
 
@@ -90,7 +98,9 @@ class Structure(NamedTuple):
     """The sites that a function depends on, the layers that contain all of them, and the shape of a row's values."""
 
     sites: tuple[str, ...]
-    layers: tuple[LinearLayer, ...] | None  # None for a function with others than linear layers and convolutions
+    layers: (
+        tuple[LinearLayer, ...] | None
+    )  # None for a function with others than linear layers and convolutions
     shape: tuple[int, ...]
 
     @property
@@ -170,7 +180,9 @@ class Linearization:
         :raises ValueError: as :meth:`marginals`.
         """
         means, jacobians = zip(*self._jacobians(x, self.structure(x).num_outputs), strict=True)
-        return torch.cat(means), torch.cat([torch.cat([found[site] for site in self.mean], -1) for found in jacobians])
+        return torch.cat(means), torch.cat(
+            [torch.cat([found[site] for site in self.mean], -1) for found in jacobians]
+        )
 
     def structure(self, x: Tensor) -> Structure:
         """Return what the function depends on, found once for each head in use."""
@@ -202,16 +214,25 @@ class Linearization:
         sums: list[Any] = []
         if structure.layers is not None:
             variance = {block.sites[0]: block.covariance for block in self.blocks}
-            for rows in x.tensor_split(num_chunks(structure.layers, variance, structure.num_outputs, len(x))):
+            for rows in x.tensor_split(
+                num_chunks(structure.layers, variance, structure.num_outputs, len(x))
+            ):
                 with _differentiable():
-                    mean, terms = layerwise_terms(self.function, structure.layers, self.mean, variance, rows)
+                    mean, terms = layerwise_terms(
+                        self.function, structure.layers, self.mean, variance, rows
+                    )
                 means.append(mean)
                 sums.append(sum(of_term(*term) for term in terms))
         else:
             blocks = self._blocks_of(structure.sites)
             for mean, jacobian in self._jacobians(x, structure.num_outputs):
                 means.append(mean)
-                sums.append(sum(of_block(*pair) for pair in zip(_by_block(blocks, jacobian), blocks, strict=True)))
+                sums.append(
+                    sum(
+                        of_block(*pair)
+                        for pair in zip(_by_block(blocks, jacobian), blocks, strict=True)
+                    )
+                )
         return torch.cat(means), torch.cat(sums)
 
     def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
@@ -224,11 +245,15 @@ class Linearization:
         each: Callable[..., Any] = partial(vmap, randomness="different") if batched else _looped
 
         def of_row(row: Tensor) -> dict[str, Tensor]:
-            output, pull = vjp(lambda mean: self.function(mean, row.unsqueeze(0)).squeeze(0), self.mean)  # type: ignore[misc]
+            output, pull = vjp(
+                lambda mean: self.function(mean, row.unsqueeze(0)).squeeze(0), self.mean
+            )  # type: ignore[misc]
             eye = torch.eye(num_outputs, dtype=output.dtype, device=output.device)
             one = num_outputs == 1
             found = pull(eye[0])[0] if one else each(lambda unit: pull(unit)[0])(eye)
-            return {VALUES: output} | {name: jacobian.reshape(num_outputs, -1) for name, jacobian in found.items()}
+            return {VALUES: output} | {
+                name: jacobian.reshape(num_outputs, -1) for name, jacobian in found.items()
+            }
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
             with _differentiable():
@@ -280,7 +305,9 @@ def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     return [one, *(block for block in blocks if not block.is_diagonal)]
 
 
-def _looped(function: Callable[[Tensor], dict[str, Tensor]]) -> Callable[[Tensor], dict[str, Tensor]]:
+def _looped(
+    function: Callable[[Tensor], dict[str, Tensor]],
+) -> Callable[[Tensor], dict[str, Tensor]]:
     """The function of all rows, as ``vmap`` returns it, row by row for networks that vmap cannot batch."""
 
     def of_all(rows: Tensor) -> dict[str, Tensor]:

@@ -16,8 +16,6 @@ from pyro_radial.distributions.moments import center
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.supervised import find_network
 
-__all__ = ["SiteFunction", "gradients"]
-
 
 class SiteFunction:
     """The function that a model records, at given values of its sites. No target is drawn.
@@ -42,7 +40,9 @@ class SiteFunction:
         """The same as the model records them, ``[N, *outputs]``."""
         return self._run(_GivenValues(values, self.function_site), x)
 
-    def dependence(self, values: Mapping[str, Tensor], x: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def dependence(
+        self, values: Mapping[str, Tensor], x: Tensor
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The sites that the function depends on at these inputs, found by a gradient: with given values and others."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         handler = _GivenValues(leaves, self.function_site, leaf=True)
@@ -56,7 +56,9 @@ class SiteFunction:
                 f"model must have a function that can be differentiated in its weights, got values at site "
                 f"'{self.function_site}' without a gradient in any of {sorted(leaves)}"
             )
-        return tuple(name for name in used if name in values), tuple(name for name in used if name not in values)
+        return tuple(name for name in used if name in values), tuple(
+            name for name in used if name not in values
+        )
 
     def _run(self, handler: "_GivenValues", x: Tensor) -> Tensor:
         if self._network is not None:
@@ -68,7 +70,11 @@ class SiteFunction:
             with pyro.validation_enabled(False), handler:
                 self.model(x)
             output = handler.output
-        if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape[:1] != (len(x),):
+        if (
+            not isinstance(output, Tensor)
+            or not output.is_floating_point()
+            or output.shape[:1] != (len(x),)
+        ):
             got = f"{output.dtype} {list(output.shape)}" if isinstance(output, Tensor) else "none"
             raise ValueError(
                 f"model must record real values for each of {len(x)} inputs at a site '{self.function_site}', got "
@@ -87,7 +93,9 @@ def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
 class _GivenValues(Messenger):
     """Gives sites their values, and keeps those of the function; no handler further out sees these sites."""
 
-    def __init__(self, values: Mapping[str, Tensor], function_site: str, leaf: bool = False) -> None:
+    def __init__(
+        self, values: Mapping[str, Tensor], function_site: str, leaf: bool = False
+    ) -> None:
         super().__init__()
         self.values, self.function_site, self.leaf = values, function_site, leaf
         self.others: dict[str, Tensor] = {}

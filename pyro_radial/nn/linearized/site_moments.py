@@ -13,8 +13,6 @@ from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.nn.linearized.layers import networks_in
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
 
-__all__ = ["Moments", "moments_of", "site_moments", "sites_of_network"]
-
 Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
 
 
@@ -50,20 +48,26 @@ def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size])
     for name, shape in needed.items():
         if name not in known:
             got = "none" if name not in posterior else type(leaf(posterior[name])).__name__
-            raise ValueError(f"posterior must have a mean and a variance at site '{name}', got {got}")
+            raise ValueError(
+                f"posterior must have a mean and a variance at site '{name}', got {got}"
+            )
         if known[name][0].shape != shape:
             raise ValueError(
                 f"posterior must have shape {tuple(shape)} at site '{name}', got {tuple(known[name][0].shape)}"
             )
     for name, (mean, block) in known.items():
         if not bool(mean.isfinite().all() & block.covariance.isfinite().all()):
-            raise ValueError(f"posterior must have a finite mean and variance at site '{name}', got NaN or infinity")
+            raise ValueError(
+                f"posterior must have a finite mean and variance at site '{name}', got NaN or infinity"
+            )
     blocks = [block for _, block in known.values()]
     # AutoCorrelated gives its sites their joint covariance; a part without the others has its marginal.
     parts = (part for part in posterior.values() if hasattr(part, "joint"))
     for joint in {part.joint.sites: part.joint for part in parts}.values():
         if set(joint.sites) <= set(known):
-            blocks = [block for block in blocks if not set(block.sites) <= set(joint.sites)] + [joint]
+            blocks = [block for block in blocks if not set(block.sites) <= set(joint.sites)] + [
+                joint
+            ]
     if not any(bool((block.covariance != 0).any()) for block in blocks):
         raise ValueError(
             f"posterior must have variances, got {'a point' if known else 'none'} at {sorted(posterior)}: its "

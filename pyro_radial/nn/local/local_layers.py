@@ -17,9 +17,15 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import is_differentiated, tree_leaves, tree_map_only
 from pyro_radial.nn.functional_net import BATCH_NORMS, split_draws
-from pyro_radial.nn.local.unit_noise import ASKS, LAYERS, NOISE, PARAMETER, Parameter, UnitNoise, noisy_output
-
-__all__ = ["AskForLocalReparameterization", "LocalLayers"]
+from pyro_radial.nn.local.unit_noise import (
+    ASKS,
+    LAYERS,
+    NOISE,
+    PARAMETER,
+    Parameter,
+    UnitNoise,
+    noisy_output,
+)
 
 PARAMETERS = ("weight", "bias")
 #: What reads the dtype of a tensor, as its ``__torch_function__`` sees it.
@@ -52,8 +58,12 @@ class LocalLayers:
         named = (*self._skeleton.named_parameters(), *self._skeleton.named_buffers())
         self._names = {id(tensor): name for name, tensor in named}
         self._reasons = _reasons(self._skeleton)
-        self._norms = {name: m for name, m in self._skeleton.named_modules() if isinstance(m, BATCH_NORMS)}
-        self._elsewhere = {name: _Elsewhere.of(name, p) for name, p in self._skeleton.named_parameters()}
+        self._norms = {
+            name: m for name, m in self._skeleton.named_modules() if isinstance(m, BATCH_NORMS)
+        }
+        self._elsewhere = {
+            name: _Elsewhere.of(name, p) for name, p in self._skeleton.named_parameters()
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         # An _Elsewhere cannot be copied.
@@ -131,12 +141,15 @@ class LocalLayers:
         if new:
             named = "; ".join(f"{site}: {why}" for site, why in new.items())
             warnings.warn(
-                f"local reparameterization: these parameters are drawn for all rows at once: {named}", stacklevel=5
+                f"local reparameterization: these parameters are drawn for all rows at once: {named}",
+                stacklevel=5,
             )
             self._said |= new.keys()
 
     @contextmanager
-    def _within(self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]) -> Iterator[None]:
+    def _within(
+        self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]
+    ) -> Iterator[None]:
         """Let the layers of undrawn parameters compute with noise during a call on so many rows.
 
         ``tensors`` has the parts of the noises among the network's tensors; they are taken out. A _NotLocalError from
@@ -152,7 +165,10 @@ class LocalLayers:
         calls = []
         for name in dict.fromkeys(site.rpartition(".")[0] for site in noises):
             layer: Any = self._skeleton.get_submodule(name)
-            own = [parameters.get(self._names.get(id(getattr(layer, parameter)), "")) for parameter in PARAMETERS]
+            own = [
+                parameters.get(self._names.get(id(getattr(layer, parameter)), ""))
+                for parameter in PARAMETERS
+            ]
             calls.append(call := _Call(name, layer, rows, own))
             # A function: copying the network would copy a method together with its object.
             layer.forward = lambda input, call=call: call.output(input)
@@ -177,12 +193,17 @@ class _Call:
             raise _NotLocalError(self.name, "its layer is called more than once")
         self.is_called = True
         if is_differentiated(input):
-            raise _NotLocalError(self.name, "its input is differentiated, and noise for each row has another gradient")
+            raise _NotLocalError(
+                self.name,
+                "its input is differentiated, and noise for each row has another gradient",
+            )
         dims = LAYERS[type(self.layer)]
         expected = input.dim() >= 2 if dims == 1 else input.dim() == dims
         if not expected or len(input) != self.rows:
             shape = list(input.shape)
-            raise _NotLocalError(self.name, f"its layer's input, {shape}, has no row for each of {self.rows} rows")
+            raise _NotLocalError(
+                self.name, f"its layer's input, {shape}, has no row for each of {self.rows} rows"
+            )
         return noisy_output(self.layer, input, *self.parameters)
 
 
@@ -203,7 +224,11 @@ class _Elsewhere(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         own = next((arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, cls)), None)
         if own is not None and func == DTYPE_OF:
@@ -224,7 +249,9 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
         if type(module) not in LAYERS or leaf not in PARAMETERS or "forward" in vars(module):
             reasons[site] = f"{type(module).__name__} has no local reparameterization"
         elif any(own in vars(module) for own in PARAMETERS):
-            reasons[site] = "its layer has a weight or bias that is neither a parameter nor a buffer"
+            reasons[site] = (
+                "its layer has a weight or bias that is neither a parameter nor a buffer"
+            )
         elif others:
             reasons[site] = f"it is the same as {others[0]}"
     return reasons
@@ -260,10 +287,15 @@ def _split_noise(
         lead = tuple(size for size in sizes if size != 1) or lead
         for part in NOISE_PARTS:
             tensor = getattr(noise, part)
-            tensors[f"{name}.{part}"] = tensor if tensor.shape == shape else tensor.expand(site_shapes[name])
+            tensors[f"{name}.{part}"] = (
+                tensor if tensor.shape == shape else tensor.expand(site_shapes[name])
+            )
             tensor_shapes[f"{name}.{part}"] = shape
     if lead:
-        tensors[""], tensor_shapes[""] = next(iter(noises.values())).loc.new_zeros(lead), torch.Size()
+        tensors[""], tensor_shapes[""] = (
+            next(iter(noises.values())).loc.new_zeros(lead),
+            torch.Size(),
+        )
     return split_draws(tensors, tensor_shapes)
 
 

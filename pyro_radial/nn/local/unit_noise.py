@@ -18,19 +18,6 @@ from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.wrappers import leaf
 
-__all__ = [
-    "ASKS",
-    "LAYERS",
-    "NOISE",
-    "OFFER",
-    "PARAMETER",
-    "Parameter",
-    "UnitNoise",
-    "half_normal",
-    "noisy_output",
-    "unit_noise",
-]
-
 # Entries of a site's ``infer`` dict. In the model: that the site's value is a parameter of a network, used for nothing
 # else, and a function from the arguments of a call to whether it asks for local reparameterization.
 PARAMETER, ASKS = "network_parameter", "asks_for_local_reparameterization"
@@ -92,7 +79,9 @@ class UnitNoise:
         if self.radius is None:
             return noise
         dims = tuple(range(-self.radius_dim, 0))
-        norm = torch.linalg.vector_norm(noise, dim=dims, keepdim=True, dtype=accumulation_dtype(noise))
+        norm = torch.linalg.vector_norm(
+            noise, dim=dims, keepdim=True, dtype=accumulation_dtype(noise)
+        )
         return noise / norm.clamp_min(TINY).to(noise.dtype)
 
     @property
@@ -195,7 +184,9 @@ def noisy_output(layer: nn.Module, x: Tensor, weight: Parameter, bias: Parameter
         else:
             noise = weight.of_outputs(_stddev(x, weight.scale))
     if isinstance(bias, UnitNoise):
-        of_bias = _at_channels(layer, bias.scale * bias.unit((len(x), *bias.scale.shape)), mean.dim())
+        of_bias = _at_channels(
+            layer, bias.scale * bias.unit((len(x), *bias.scale.shape)), mean.dim()
+        )
         noise = of_bias if noise is None else noise + of_bias
     return mean if noise is None else mean + noise.to(mean.dtype)
 
@@ -224,7 +215,9 @@ def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
         noise = weight.unit(shape)
     else:
         noise = weight.directions(shape)
-        radii = weight.radius(x.new_empty(rows, 1 if weight.radius_dim == len(shape) else outputs, dtype=noise.dtype))
+        radii = weight.radius(
+            x.new_empty(rows, 1 if weight.radius_dim == len(shape) else outputs, dtype=noise.dtype)
+        )
     flips = _signs(rows, outputs, noise)
     if radii is not None:
         flips = flips * radii
@@ -242,7 +235,9 @@ def _at_channels(layer: nn.Module, values: Tensor, dims: int) -> Tensor:
     """Values ``[rows, channels]``, broadcast over all positions of an input or output."""
     ones = (1,) * (dims - 2)
     rows, channels = values.shape
-    return values.reshape((rows, *ones, channels) if isinstance(layer, nn.Linear) else (rows, channels, *ones))
+    return values.reshape(
+        (rows, *ones, channels) if isinstance(layer, nn.Linear) else (rows, channels, *ones)
+    )
 
 
 def _apply(layer: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

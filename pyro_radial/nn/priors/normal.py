@@ -11,8 +11,6 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_float
 
-__all__ = ["FanIn"]
-
 
 class FanIn:
     r"""A normal prior under which a layer's output has the same size at any width.

@@ -17,13 +17,15 @@ from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.priors.normal import FanIn
 
-__all__ = ["RadialDirectionalPrior", "RadiusSites", "Side", "TensorSites"]
-
 Side = Literal["row", "column"]
 
 _PREFIXES: dict[Side, str] = {"row": "", "column": "column_"}
 _GLOBAL_RADIUS = ".global_radius"
-SIDES: dict[str, tuple[Side, ...]] = {"row": ("row",), "column": ("column",), "double": ("row", "column")}
+SIDES: dict[str, tuple[Side, ...]] = {
+    "row": ("row",),
+    "column": ("column",),
+    "double": ("row", "column"),
+}
 
 Grouping = Literal["row", "column", "double"]
 
@@ -103,7 +105,9 @@ class _Side(NamedTuple):
         draws = groups.shape[:-2]
         if not self.is_column:
             return groups.reshape(draws + shape)
-        return groups.reshape(*draws, shape[1], shape[0], *shape[2:]).transpose(len(draws), len(draws) + 1)
+        return groups.reshape(*draws, shape[1], shape[0], *shape[2:]).transpose(
+            len(draws), len(draws) + 1
+        )
 
 
 class _Tensor(NamedTuple):
@@ -168,7 +172,9 @@ class RadialDirectionalPrior:
     ) -> None:
         for one in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
             if not isinstance(one, str) or one not in SIDES:
-                raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {one!r}")
+                raise ValueError(
+                    f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {one!r}"
+                )
         self.grouping = grouping
         self.global_scale = positive_float("global_scale", global_scale)
         self.bias_scale = bias_scale
@@ -178,16 +184,24 @@ class RadialDirectionalPrior:
     def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Raise a ValueError for a grouping of a parameter that is not among these."""
         names = [name for name, _ in named_parameters]
-        unknown = [] if isinstance(self.grouping, str) else [name for name in self.grouping if name not in names]
+        unknown = (
+            []
+            if isinstance(self.grouping, str)
+            else [name for name in self.grouping if name not in names]
+        )
         if unknown:
-            raise ValueError(f"grouping must name random parameters, which are {names}, got {unknown}")
+            raise ValueError(
+                f"grouping must name random parameters, which are {names}, got {unknown}"
+            )
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
         """Sample the sites of one parameter; each starts a guide at the network's own weights."""
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
             normal = to_like(self._normal(name, parameter), parameter)
-            return _Site(name, normal.expand(parameter.shape).to_event(parameter.dim()), parameter).sample()
+            return _Site(
+                name, normal.expand(parameter.shape).to_event(parameter.dim()), parameter
+            ).sample()
         made = self._tensors.get(name)
         # A network that was moved or cast has new tensors.
         if made is None or made.parameter is not parameter:
@@ -208,21 +222,33 @@ class RadialDirectionalPrior:
     @torch.no_grad()
     def _make(self, name: str, parameter: Tensor, grouping: Grouping) -> _Tensor:
         sites, sides, global_radius = TensorSites(name), [], parameter.new_ones(())
-        for side, part in zip(SIDES[grouping], _split(parameter, len(SIDES[grouping])), strict=True):
+        for side, part in zip(
+            SIDES[grouping], _split(parameter, len(SIDES[grouping])), strict=True
+        ):
             groups = part if side == "row" else part.transpose(0, 1)
             norm, first = _polar(groups.flatten(1))
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
             site = sites.direction(side)
             direction = _Site(site, _direction_prior(first), first)
-            sides.append(_Side(side == "column", direction, _radius(sites.local_radius(side), 1.0, norm / typical)))
-        return _Tensor(parameter, _radius(sites.global_radius, self.global_scale, global_radius), tuple(sides))
+            sides.append(
+                _Side(
+                    side == "column",
+                    direction,
+                    _radius(sites.local_radius(side), 1.0, norm / typical),
+                )
+            )
+        return _Tensor(
+            parameter, _radius(sites.global_radius, self.global_scale, global_radius), tuple(sides)
+        )
 
 
 def _direction_prior(first: Tensor) -> Any:
     """The prior of directions ``[groups, n]``, or of the groups of one element, which have none."""
     groups, size = first.shape
-    each: Any = dist.Normal(0.0, 1.0).expand((1,)).to_event(1) if size == 1 else HypersphericalUniform(size)
+    each: Any = (
+        dist.Normal(0.0, 1.0).expand((1,)).to_event(1) if size == 1 else HypersphericalUniform(size)
+    )
     return to_like(each, first).expand((groups,)).to_event(1)
 
 
@@ -232,7 +258,9 @@ def _radius(sites: RadiusSites, scale: float, first: Tensor) -> _Radius:
     inverse = 1.0 + (first / scale).square()
     gamma, inverse_gamma = (
         _Site(name, distribution.expand(first.shape).to_event(first.dim()), value)
-        for name, distribution, value in zip(sites[1:], distributions, (first.square() / inverse, inverse), strict=True)
+        for name, distribution, value in zip(
+            sites[1:], distributions, (first.square() / inverse, inverse), strict=True
+        )
     )
     return _Radius(sites.radius, gamma, inverse_gamma)
 
@@ -250,5 +278,7 @@ def _polar(groups: Tensor) -> tuple[Tensor, Tensor]:
     norm = torch.linalg.vector_norm(groups, dim=-1)
     least = 1e-6 * torch.where(norm.max() > 0, norm.max(), 1.0)
     anywhere = torch.full_like(groups, groups.shape[-1] ** -0.5)
-    direction = torch.where((norm > least).unsqueeze(-1), groups / norm.clamp(min=least).unsqueeze(-1), anywhere)
+    direction = torch.where(
+        (norm > least).unsqueeze(-1), groups / norm.clamp(min=least).unsqueeze(-1), anywhere
+    )
     return norm.clamp(min=least), direction

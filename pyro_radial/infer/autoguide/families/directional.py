@@ -18,8 +18,6 @@ from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.families.family import Family, Site
 
-__all__ = ["Directional", "VonMisesFisher"]
-
 
 class Directional(Family):
     """Base class of families of directions, with parameters ``loc`` (normalized to the mean) and ``concentration``.
@@ -40,7 +38,9 @@ class Directional(Family):
 
     def concentration_at(self, mean_cosine: Any, size: int) -> Any:
         """The concentration with this mean cosine, a number or a tensor, in ``size`` dimensions."""
-        raise NotImplementedError(f"{type(self).__name__} must define concentration_at(mean_cosine, size)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define concentration_at(mean_cosine, size)"
+        )
 
     def transform(self, site: Mapping[str, Any]) -> None:
         """None: the distribution is on the sphere itself."""
@@ -55,7 +55,9 @@ class Directional(Family):
         concentration = self.concentration_at(self.init_mean_cosine, value.shape[-1])
         return self._parameters(site, value, torch.full_like(value[..., 0], concentration))
 
-    def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
+    def initial_at(
+        self, site: Site, value: Tensor, distribution: Any, spread: bool
+    ) -> dict[str, PyroParam]:
         """The mean direction and concentration of a rotationally symmetric distribution.
 
         A distribution of another kind gives the concentration with its mean cosine.
@@ -70,17 +72,23 @@ class Directional(Family):
         if not isinstance(inner, self.kind):
             cosine = torch.linalg.vector_norm(inner.mean, dim=-1)
             # At a high concentration the cosine may be rounded to 1.
-            concentration = self.concentration_at(cosine.clamp(max=1.0 - torch.finfo(cosine.dtype).eps), inner.dim)
+            concentration = self.concentration_at(
+                cosine.clamp(max=1.0 - torch.finfo(cosine.dtype).eps), inner.dim
+            )
         return self._parameters(site, direction, concentration.to(value).expand(value.shape[:-1]))
 
-    def _parameters(self, site: Site, direction: Tensor, concentrations: Tensor) -> dict[str, PyroParam]:
+    def _parameters(
+        self, site: Site, direction: Tensor, concentrations: Tensor
+    ) -> dict[str, PyroParam]:
         if self.shared_concentration and site.event_dim > 1:
             groups = tuple(range(1 - site.event_dim, 0))
             concentrations = concentrations.log().mean(groups, keepdim=True).exp()
         return {
             "loc": PyroParam(direction.clone(), constraints.real, site.event_dim),
             # The logarithm is trained: useful concentrations span orders of magnitude.
-            "concentration": PyroParam(concentrations.clone(), constraints.positive, site.event_dim - 1),
+            "concentration": PyroParam(
+                concentrations.clone(), constraints.positive, site.event_dim - 1
+            ),
         }
 
     def distribution(self, site: Site, *, loc: Tensor, concentration: Tensor) -> Any:  # type: ignore[override]

@@ -21,8 +21,6 @@ from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import Transformed, leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
-__all__ = ["Families", "Family", "LocScale", "Site", "choose_families", "expanded_mean"]
-
 
 @dataclass(frozen=True)
 class Site:
@@ -42,7 +40,9 @@ class Site:
     transform: Transform | None = None
 
     @classmethod
-    def of(cls, name: str, prior_site: Any, transform: Transform | None, init_stddev: float) -> tuple["Site", Tensor]:
+    def of(
+        cls, name: str, prior_site: Any, transform: Transform | None, init_stddev: float
+    ) -> tuple["Site", Tensor]:
         """The site of a trace of the model, and its unconstrained initial value with plates at full size.
 
         :raises FloatingPointError: naming the site, if the initial value is not finite.
@@ -124,7 +124,9 @@ class Family:
         """The parameters of a site that starts at ``value``, ``[*site.shape]``; each tensor a copy."""
         raise NotImplementedError(f"{type(self).__name__} must define initial(site, value)")
 
-    def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
+    def initial_at(
+        self, site: Site, value: Tensor, distribution: Any, spread: bool
+    ) -> dict[str, PyroParam]:
         """The parameters of a site that starts at a distribution on its support.
 
         :param Tensor value: the start without the distribution; gives shape, dtype and device.
@@ -174,7 +176,9 @@ class Family:
 
         :raises ValueError: naming the site, if they have no closed form.
         """
-        raise ValueError(f"site '{site.name}' has a {type(self).__name__} posterior, without closed-form quantiles")
+        raise ValueError(
+            f"site '{site.name}' has a {type(self).__name__} posterior, without closed-form quantiles"
+        )
 
     def spread(self, **parameters: Tensor) -> Tensor | None:
         """The width of the posterior, which shows whether training moved it; None for a point."""
@@ -195,7 +199,9 @@ class LocScale(Family):
     scale_constraint: Any = constraints.softplus_positive
 
     def __init__(self, init_stddev: float | None = None) -> None:
-        self.init_stddev = None if init_stddev is None else positive_float("init_stddev", init_stddev)
+        self.init_stddev = (
+            None if init_stddev is None else positive_float("init_stddev", init_stddev)
+        )
 
     def scale_of(self, site: Site, stddev: Any) -> Any:
         """The scale with this marginal standard deviation."""
@@ -207,16 +213,26 @@ class LocScale(Family):
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
         """The value, and one scale for all elements."""
-        return self._parameters(site, value.clone(), torch.full_like(value, self.initial_scale(site)))
+        return self._parameters(
+            site, value.clone(), torch.full_like(value, self.initial_scale(site))
+        )
 
-    def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
+    def initial_at(
+        self, site: Site, value: Tensor, distribution: Any, spread: bool
+    ) -> dict[str, PyroParam]:
         """The distribution's mean and, elementwise, standard deviation in unconstrained space, if they are known."""
         mean, stddev = moments(distribution, site.transform)
         # Copies: training changes parameters in place, which must not move the distribution's own tensors.
-        loc = value.clone() if mean is None else torch.empty_like(value).copy_(expanded_mean(site, mean))
+        loc = (
+            value.clone()
+            if mean is None
+            else torch.empty_like(value).copy_(expanded_mean(site, mean))
+        )
         if stddev is None or not spread:
             return self.initial(site, loc)
-        return self._parameters(site, loc, torch.empty_like(value).copy_(self.scale_of(site, stddev)))
+        return self._parameters(
+            site, loc, torch.empty_like(value).copy_(self.scale_of(site, stddev))
+        )
 
     def _parameters(self, site: Site, loc: Tensor, scale: Tensor) -> dict[str, PyroParam]:
         # A plate selects the rows of a mini-batch by the event_dim of a parameter.
@@ -259,7 +275,9 @@ def choose_families(wanted: Families | None, sites: Mapping[str, Any]) -> dict[s
         chosen = _by_key(wanted, sites)
     for name, family in chosen.items():
         if not isinstance(family, Family):
-            raise ValueError(f"families: the value for site '{name}' must be a Family, got {type(family).__name__}")
+            raise ValueError(
+                f"families: the value for site '{name}' must be a Family, got {type(family).__name__}"
+            )
     return chosen
 
 
@@ -270,9 +288,13 @@ def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, Any]) -> dict[str,
             raise ValueError(f"families: {key!r} names no site and matches none of {sorted(sites)}")
     chosen = {}
     for name in sites:
-        keys = [name] if name in wanted else [key for key, names in patterns.items() if name in names]
+        keys = (
+            [name] if name in wanted else [key for key, names in patterns.items() if name in names]
+        )
         if len(keys) > 1:
-            raise ValueError(f"families: site '{name}' matches {len(keys)} patterns, {keys}; let only one match it")
+            raise ValueError(
+                f"families: site '{name}' matches {len(keys)} patterns, {keys}; let only one match it"
+            )
         if keys:
             chosen[name] = wanted[keys[0]]
     return chosen
@@ -282,5 +304,7 @@ def _matched(key: Any, sites: Mapping[str, Any]) -> set[str]:
     try:
         pattern = re.compile(key)
     except (re.error, TypeError) as error:
-        raise ValueError(f"families: {key!r} is neither a site nor a valid regular expression ({error})") from error
+        raise ValueError(
+            f"families: {key!r} is neither a site nor a valid regular expression ({error})"
+        ) from error
     return {name for name in sites if pattern.search(name)}

@@ -15,8 +15,6 @@ from torch import Tensor
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expanded_mean
 
-__all__ = ["Delta", "Normal"]
-
 
 class Normal(LocScale):
     """A factorized normal distribution; on a constrained site its pushforward, e.g. a log-normal on a positive one.
@@ -42,7 +40,9 @@ class Normal(LocScale):
         # The constraint keeps scales positive, so there is nothing to validate.
         return dist.Normal(loc, scale, validate_args=False).to_event(site.event_dim)
 
-    def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+    def quantiles(  # type: ignore[override]
+        self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor
+    ) -> Tensor:
         """The quantiles of each element's normal."""
         probabilities = torch.tensor(levels, dtype=loc.dtype, device=loc.device)
         return dist.Normal(loc, scale).icdf(probabilities.reshape(-1, *(1,) * loc.dim()))
@@ -84,7 +84,9 @@ class Delta(Family):
         """The value."""
         return {"loc": PyroParam(value.clone(), constraints.real, site.event_dim)}
 
-    def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
+    def initial_at(
+        self, site: Site, value: Tensor, distribution: Any, spread: bool
+    ) -> dict[str, PyroParam]:
         """The mean of the distribution in unconstrained space, if it is known."""
         mean, _ = moments(distribution, site.transform)
         return self.initial(site, value if mean is None else expanded_mean(site, mean).to(value))

@@ -14,8 +14,6 @@ from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.infer.autoguide.families.family import LocScale, Site
 
-__all__ = ["GuideRadialNormal", "Radial"]
-
 
 class GuideRadialNormal(RadialNormal):
     """A radial normal with the mean of its log-density, instead of infinity, exactly at its location.
@@ -56,7 +54,11 @@ class Radial(LocScale):
     """
 
     def __init__(
-        self, init_stddev: float | None = None, *, init_scale: float | None = None, event_dim: int | None = None
+        self,
+        init_stddev: float | None = None,
+        *,
+        init_scale: float | None = None,
+        event_dim: int | None = None,
     ) -> None:
         super().__init__(init_stddev)
         if init_scale is not None and init_stddev is not None:
@@ -91,8 +93,12 @@ class Radial(LocScale):
     def _make(self, cls: type[RadialNormal], site: Site, loc: Tensor, scale: Tensor) -> Any:
         radius_dim = self.radius_dim(site)
         # The constraint keeps scales positive, so there is nothing to validate.
-        return cls(loc, scale, radius_dim, validate_args=False).to_event(site.event_dim - radius_dim)
+        return cls(loc, scale, radius_dim, validate_args=False).to_event(
+            site.event_dim - radius_dim
+        )
 
-    def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+    def quantiles(  # type: ignore[override]
+        self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor
+    ) -> Tensor:
         """The quantiles of each element's marginal, which is not normal for D >= 2."""
         return RadialNormal(loc, scale, self.radius_dim(site)).marginal_quantiles(levels)
