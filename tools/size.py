@@ -24,7 +24,7 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 14_222,
+    "statements": 14_227,
     "public names": 88,
     "comprehensions": 5.04,
     "nested comprehensions": 0.4,

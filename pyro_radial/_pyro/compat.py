@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, reduce
 from importlib import import_module
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
 from unittest import mock
@@ -174,7 +175,7 @@ def forget_stored(root: str) -> None:
 def addresses(tensors: Sequence[Tensor]) -> list[int]:
     """The addresses of tensors, without the modes that torch would ask for each."""
     with torch._C.DisableTorchFunction():
-        return [tensor.data_ptr() for tensor in tensors]
+        return list(map(Tensor.data_ptr, tensors))
 
 
 def reader_of_setting(name: str) -> Callable[[], Any]:
@@ -399,6 +400,5 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-def post_accumulate_hooks(parameter: Tensor) -> bool:
-    """Whether a parameter has hooks of ``register_post_accumulate_grad_hook``."""
-    return bool(parameter._post_accumulate_grad_hooks)
+#: The hooks of ``register_post_accumulate_grad_hook`` of a parameter, or None.
+post_accumulate_hooks = attrgetter("_post_accumulate_grad_hooks")

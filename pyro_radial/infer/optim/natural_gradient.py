@@ -348,6 +348,8 @@ class NaturalGradientOptimizer(GraphOptimizer):
         self.moved = [tensor for pair in pairs for tensor in pair.changed_by_steps()]
         #: A 0-d tensor; while it is not zero, :meth:`move` changes nothing.
         self.stopped = pairs[0].loc.new_zeros((), dtype=torch.float32)
+        #: The rates of the step that :meth:`move` takes.
+        self._written: list[Rates] = []
         self._numbers = pairs[0].loc.new_zeros(
             len(pairs), len(Rates._fields), dtype=accumulation_dtype(pairs[0].loc)
         )
@@ -396,7 +398,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
     @torch.no_grad()
     def count(self) -> None:
         """Count a step that :meth:`move` has taken."""
-        self._count([(True, True)] * len(self._pairs), self._next_rates())
+        self._count([(True, True)] * len(self._pairs), self._written)
 
     def _count(self, moved: Sequence[tuple[bool, bool]], rates: Sequence[Rates]) -> None:
         """Count a step of the locations and scales that have moved."""
@@ -427,8 +429,8 @@ class NaturalGradientOptimizer(GraphOptimizer):
 
     def write_rates(self) -> None:
         """Write the rates of the next step where :meth:`move` reads them."""
-        rates: list[Rates] = self._next_rates()
-        rows = rates[:1] if all(row is rates[0] for row in rates) else rates
+        rates = self._written = self._next_rates()
+        rows = rates[:1] if rates.count(rates[0]) == len(rates) else rates
         pinned = self._numbers.is_cuda
         numbers = torch.tensor(rows, dtype=self._numbers.dtype, device="cpu", pin_memory=pinned)
         self._numbers.copy_(numbers, non_blocking=True)

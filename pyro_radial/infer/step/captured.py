@@ -6,6 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -111,7 +112,9 @@ class Captured:
         self._warm_ups = self.captures = 0
         # What the graph fixes, and the tensors of the optimizer's state that it changes, by their places.
         self._fixed: Any = None
-        self._held: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._held: list[Tensor] = []
+        self._holders: list[dict[str, Any]] = []
+        self._names: list[str] = []
         own = optimizer.others if isinstance(optimizer, GraphOptimizer) else optimizer
         self._rates = None if own is None else Rates(own)
         #: Why the optimizer takes its step after the graph; None if the graph takes it.
@@ -139,7 +142,7 @@ class Captured:
         else:
             self._replay = self._device.capture(lambda: self._body(call))
             self.captures += 1
-            self._held = self._tensors_of_state()
+            self._hold_state()
             self._fixed = self._fixed_now(call)
             found = self._replay()
         return self._recording.evaluation(call, _own_results(found), CAPTURED)
@@ -192,24 +195,23 @@ class Captured:
 
     def _holds(self, call: Call) -> bool:
         """Whether the graph is still right."""
-        if any(state.get(name) is not tensor for state, name, tensor in self._held):
-            return False
-        return bool(self._fixed == self._fixed_now(call))
+        now = map(dict.get, self._holders, self._names)
+        return all(map(is_, now, self._held)) and self._fixed == self._fixed_now(call)
 
-    def _tensors_of_state(self) -> list[tuple[dict[str, Any], str, Tensor]]:
-        if self.outside_because is not None:
-            return []
-        found: list[tuple[dict[str, Any], str, Tensor]] = []
-        for state in self._optimizer.state.values():
-            found += [
-                (state, name, value) for name, value in state.items() if isinstance(value, Tensor)
-            ]
-        return found
+    def _hold_state(self) -> None:
+        """Note the tensors of the optimizer's state, which the graph changes."""
+        self._held, self._holders, self._names = [], [], []
+        states = self._optimizer.state.values() if self.outside_because is None else ()
+        for state in states:
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    self._held.append(value)
+                    self._holders.append(state)
+                    self._names.append(name)
 
     def _fixed_now(self, call: Call) -> Any:
         """What the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
-        held = [tensor for _, _, tensor in self._held]
-        places = addresses([*self._recording.constant_tensors(), *self._inputs, *held])
+        places = addresses([*self._recording.constant_tensors(), *self._inputs, *self._held])
         hooks = any(map(post_accumulate_hooks, self._recording.parameters().values()))
         if self.outside_because is not None:
             return places, hooks, call.stopped is None

@@ -398,7 +398,8 @@ def _signature(call: Call, leaves: Sequence[Any], tree: Any) -> Any:
     """What decides on a graph, besides the state that the program reads."""
     ids: tuple[Any, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
     if call.mover is not None:
-        ids += tuple(map(post_accumulate_hooks, call.mover.moved))
+        moved = call.mover.param_groups[0]["params"]
+        ids += tuple(map(bool, map(post_accumulate_hooks, moved)))
     weighted = has_terms(call.loss) and call.weight == 0.0
     signatures = tuple(
         described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
