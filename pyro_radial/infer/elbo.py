@@ -526,8 +526,7 @@ def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
     if isinstance(leaf(guide_site["fn"]), Delta):
         # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
         return _log_prob_sum(name, run.guide_trace) - _log_prob_sum(name, run.model_trace)
-    if not _same(guide_site["scale"], model_site["scale"]):
-        return "scaled differently in the model and the guide"
+    scales = guide_site["scale"], model_site["scale"]
     if not _same(guide_site["mask"], model_site["mask"]):
         return "masked differently in the model and the guide"
     q, p = own_distribution(guide_site), own_distribution(model_site)
@@ -537,7 +536,14 @@ def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
         kl = kl_by_cross_entropy(q, p) if masked else kl_divergence(q, p)
     except NotImplementedError:
         return f"without a closed-form KL from {type(leaf(q)).__name__} to {type(leaf(p)).__name__}"
-    kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
+    kl = scale_and_mask(kl, scale=scales[1], mask=guide_site["mask"])
+    if not _same(*scales):
+        # E[a log q - b log p] = b KL - (a - b) H(q); tensors may be equal.
+        try:
+            entropy = q.entropy()
+        except NotImplementedError:
+            return "scaled differently in the model and the guide, without a closed-form entropy"
+        kl = kl - scale_and_mask(entropy, scale=scales[0] - scales[1], mask=guide_site["mask"])
     return kl.expand(guide_site["fn"].batch_shape).sum()
 
 

@@ -21,6 +21,7 @@ from pyro_radial._pyro.compat import (
     stop_where,
 )
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
+from pyro_radial.infer.step.arguments import Leaves
 from pyro_radial.infer.step.compiled import Code
 from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation
 from pyro_radial.infer.step.recording import Recording
@@ -107,7 +108,7 @@ class Captured:
         self._outside = call.outside
         self._inputs: list[Tensor] = []
         self._owned: list[bool] = []
-        self._weight: float | None = None
+        self._numbers: list[Any] = []
         self._replay: Body | None = None
         self._warm_ups = self.captures = 0
         # What the graph fixes, and the tensors of the optimizer's state that it changes, by their places.
@@ -124,9 +125,9 @@ class Captured:
         """Whether the graph takes the steps of a call's optimizer."""
         return call.optimizer is self._optimizer
 
-    def __call__(self, call: Call, tensors: Sequence[Tensor]) -> Evaluation:
-        """Take a step on the tensors among the arguments."""
-        self._write(call, tensors)
+    def __call__(self, call: Call, leaves: Leaves) -> Evaluation:
+        """Take a step on the leaves of the arguments."""
+        self._write(call, leaves)
         if self._replay is not None and not self._holds(call):
             self._replay, self._warm_ups = None, 0
             self.outside_because = self._reason()
@@ -172,21 +173,23 @@ class Captured:
             self._rates.step(parameters, found.gradients, call.stopped)
         return found._replace(gradients=(None,) * len(found.gradients), stepped=True)
 
-    def _write(self, call: Call, tensors: Sequence[Tensor]) -> None:
+    def _write(self, call: Call, leaves: Leaves) -> None:
         """Write what changes from step to step to where the graph reads it."""
+        tensors, numbers = leaves.tensors(), self._recording.numbers(call, leaves)
         if not self._inputs:
-            self._inputs = [torch.empty((), device=self._recording.device), *tensors]
+            self._inputs = self._recording.inputs(call, leaves)
             self._owned = [False] * len(tensors)
-        if self._weight != call.weight:
-            self._inputs[0].fill_(call.weight)
-            self._weight = call.weight
-        for place, tensor in enumerate(tensors):
-            mine = self._inputs[place + 1]
-            if self._owned[place]:
+        elif self._numbers != numbers:
+            for own, number in zip(self._inputs, numbers, strict=False):
+                own.fill_(number)
+        self._numbers = numbers
+        for place, tensor in enumerate(tensors, len(numbers)):
+            mine = self._inputs[place]
+            if self._owned[place - len(numbers)]:
                 mine.copy_(tensor, non_blocking=True)
             elif mine is not tensor:
-                self._inputs[place + 1] = tensor.clone()
-                self._owned[place] = True
+                self._inputs[place] = tensor.clone()
+                self._owned[place - len(numbers)] = True
                 self._replay = None
         if call.mover is not None:
             call.mover.write_rates()

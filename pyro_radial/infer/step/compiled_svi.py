@@ -12,15 +12,14 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count
+from pyro_radial._pyro.checks import check_types, optional, positive_count
 from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients, trained_by
-from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation, has_terms
-from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.compiled_elbo import CompiledELBO, call_of
+from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation
+from pyro_radial.infer.step.loss_value import Loss, as_number
 from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
 from pyro_radial.infer.step.recording import check_observations
 from pyro_radial.infer.step.step import FiniteCheck, Step, keep_terms, take_step
-
-Loss = Tensor | tuple[Tensor, ...]
 
 
 class CompiledSVI:
@@ -85,19 +84,12 @@ class CompiledSVI:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         check_types(Callable, model=model, guide=guide)
-        check_flag("compile", compile)
-        check_types(Mapping | None, options=options)
         check_types(Callable | None, loss_and_grads=loss_and_grads)
-        if isinstance(loss, type) or not callable(loss):
-            raise ValueError(
-                "loss must be an ELBO, such as TraceMeanField_ELBO() or TermsELBO(), or a function of the model, the "
-                f"guide and their arguments, got {type(loss).__name__}"
-            )
-        max_signatures = positive_count("max_signatures", max_signatures)
+        elbo = CompiledELBO(loss, compile=compile, max_signatures=max_signatures, options=options)
         self.model, self.guide, self.optim, self.loss = model, guide, optim, loss
         self._loss_and_grads = loss_and_grads
         #: The graphs.
-        self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
+        self.graphs = elbo.graphs
         self._joint, self._joint_of = JointOptimizer(optim), optim
         self._check = FiniteCheck(
             optional(positive_count, "check_every", check_every), self._not_finite
@@ -129,7 +121,8 @@ class CompiledSVI:
         """Take a gradient step.
 
         :param args: arguments of the model and the guide.
-        :returns: the loss before the step, a 0-d tensor, or a tuple of them where ``SVI`` returns a tuple.
+        :returns: the loss before the step, a float, or a tuple of them where ``SVI`` returns a tuple. On a GPU it is a
+            number that becomes a float when it is looked at, because looking waits for the device.
         """
         if self.optim is not self._joint_of:
             self._joint, self._joint_of = JointOptimizer(self.optim), self.optim
@@ -141,12 +134,12 @@ class CompiledSVI:
             call = call._replace(mover=mover, optimizer=optimizer, stopped=self._check.stopped)
         (self._latest,) = take_step([call], self.graphs, self._check, self._joint)
         self._steps += 1
-        return _as_svi(self._latest.loss)
+        return as_number(self._latest.loss)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss, as :meth:`step` returns it, without a step."""
         call = self._call(self.model, self.guide, args, kwargs)
-        return _as_svi(self._evaluate(call._replace(gradients=False)).loss)
+        return as_number(self._evaluate(call._replace(gradients=False)).loss)
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss and add its gradients to those of the parameters, for a loop of your own.
@@ -155,21 +148,18 @@ class CompiledSVI:
         """
         evaluation = self._evaluate(self._call(model, guide, args, kwargs))
         add_gradients(evaluation.with_gradients())
-        return _as_svi(evaluation.loss)
+        return as_number(evaluation.loss)
 
     def _call(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Call:
         """What to evaluate, for the present loss."""
         loss = self.loss
         if self._loss_and_grads is not None:
             loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)
-        # Under torch.no_grad SVI finds no gradients.
-        trained = trained_by(self.optim) if isinstance(self.optim, Optimizer) else []
-        also = dict(zip(map(str, range(len(trained))), trained, strict=True))
-        call = Call(loss, model, guide, args, kwargs, gradients=torch.is_grad_enabled(), also=also)
-        return (
-            call._replace(weight=loss.weight_at(loss.step), step=loss.step + 1)
-            if has_terms(loss)
-            else call
+        call = call_of(loss, model, guide, args, kwargs)
+        if not isinstance(self.optim, Optimizer):
+            return call
+        return call._replace(
+            also={str(n): parameter for n, parameter in enumerate(trained_by(self.optim))}
         )
 
     def _evaluate(self, call: Call) -> Evaluation:
@@ -184,11 +174,6 @@ class CompiledSVI:
             if found := _parts(step, parameters):
                 return not_finite_error(found, number)
         return not_finite_error(["the loss"], self._steps)
-
-
-def _as_svi(loss: Tensor) -> Loss:
-    """A loss as ``SVI`` returns it."""
-    return loss.unbind() if loss.ndim else loss
 
 
 def _parts(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:

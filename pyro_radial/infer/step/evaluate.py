@@ -52,6 +52,8 @@ class Call(NamedTuple):
     :param outside: why this optimizer must take its step after such a graph, if it must.
     :param stopped: a 0-d tensor that such a graph sets to one at a loss that is not finite; then steps do nothing.
     :param share: a factor of the gradients alone.
+    :param attached: whether a loss that is not a graph's keeps its own graph for a ``backward`` by the user, in place
+        of gradients.
     :param scaler: scales the gradients too, which would underflow in half precision.
     """
 
@@ -69,6 +71,7 @@ class Call(NamedTuple):
     outside: str | None = None
     stopped: Tensor | None = None
     share: float = 1.0
+    attached: bool = False
     scaler: torch.amp.GradScaler | None = None
 
 
@@ -86,6 +89,7 @@ class Evaluation(NamedTuple):
     :param way: how the program ran: "as it is", "recorded", "compiled" or "captured", or "checked" if it ran as it is
         to check its graph. Tensors of a captured program are overwritten by its next step.
     :param stepped: whether the whole step of the optimizer was part of it.
+    :param attached: whether the loss is not detached, and has no gradients here.
     """
 
     loss: Tensor
@@ -98,6 +102,7 @@ class Evaluation(NamedTuple):
     moved: frozenset[int] = frozenset()
     way: str = AS_IT_IS
     stepped: bool = False
+    attached: bool = False
 
     def with_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Each parameter that the loss depends on, with its gradient after hooks."""
@@ -115,6 +120,7 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
     :param recorded: if the run is recorded, a list that gets the tensors with gradients in ``SVI``.
     """
     differentiable = is_differentiable(call.loss)
+    attached = call.attached and call.gradients and differentiable and recorded is None
     # A loss that calls ``backward`` adds to the gradients that there are.
     earlier = (
         []
@@ -129,7 +135,7 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
         name: p for name, p in call.also.items() if p.requires_grad and id(p) not in known
     }
     found: Sequence[Tensor | None] = (None,) * len(parameters)
-    if differentiable and call.gradients and value.requires_grad:
+    if differentiable and call.gradients and value.requires_grad and not attached:
         scaled = value if call.share == 1.0 else value * call.share
         scaled = scaled if call.scaler is None else call.scaler.scale(scaled)
         if recorded is not None:
@@ -162,7 +168,7 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
     )
     summary = None if terms is None else _summary(terms)
     return Evaluation(
-        value.detach(),
+        value if attached else value.detach(),
         _apart(found),
         parameters,
         lost.any().float(),
@@ -170,6 +176,7 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
         summary,
         hooked=not differentiable,
         moved=moved,
+        attached=attached,
     )
 
 

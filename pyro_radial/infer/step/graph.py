@@ -41,6 +41,10 @@ SEEDED = (
 SHAPE_READ = (
     "a tensor has a shape that depends on values; use torch.where, or mask what does not count"
 )
+# A value with more bytes, that Python reads from the arguments, is no guard.
+MOST_GUARDED = 64
+# Stands for the arguments among the sources of a value.
+ARGUMENTS = -1
 LITERAL = torch.ops.aten.lift_fresh.default
 LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
 
@@ -48,11 +52,27 @@ LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
 Buffers = dict[tuple[int, str], tuple[dict[str, Any], Any, Any]]
 
 
+class Guards(NamedTuple):
+    """Values that the host read from the arguments, and how they are computed.
+
+    The module takes ``inputs``: constants, and the numbers of arguments.
+    """
+
+    module: GraphModule
+    inputs: list[Tensor | int]
+    expected: list[Tensor]
+
+    def hold(self, arguments: Sequence[Tensor]) -> bool:
+        """Whether the values are the same for these arguments."""
+        inputs = [arguments[place] if isinstance(place, int) else place for place in self.inputs]
+        return all(map(torch.equal, self.module(*inputs), self.expected))
+
+
 class Graph(NamedTuple):
     """A recorded function: operations on ``[*constants, *inputs]``, and the tree of its result.
 
-    The constants are the tensors that the function read besides its inputs, and ``read`` has the ids of those that the
-    host read.
+    The constants are the tensors that the function read besides its inputs, and ``read`` has the ids of those, and of
+    numbers, that the host read.
     """
 
     module: GraphModule
@@ -60,6 +80,7 @@ class Graph(NamedTuple):
     leaves: list[Any]
     tree: Any
     read: set[int]
+    guards: Guards | None
 
     def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
         """The tree with these tensors, or with ``Tensor`` in their places."""
@@ -71,14 +92,18 @@ class Graph(NamedTuple):
 
 def record(
     function: Callable[..., Any],
-    inputs: Sequence[Tensor],
+    numbers: Sequence[Tensor],
+    arguments: Sequence[Tensor],
     readable: Iterable[Tensor] = (),
     changed: Iterable[Tensor] = (),
 ) -> Graph:
-    """Record the tensor operations of a function, which returns a tree with tensors.
+    """Record the tensor operations of a function of numbers and arguments, which returns a tree with tensors.
 
-    :param readable: tensors that the host may read, except those in ``changed``.
+    :param numbers: 0-d tensors in the place of Python numbers; the host may read them, except the first.
+    :param arguments: the host may read small values that are computed from them; see :class:`Guards`.
+    :param readable: other tensors that the host may read, except those in ``changed``.
     """
+    inputs = [*numbers, *arguments]
     leaves: list[Any] = []
     tree: Any = None
 
@@ -86,28 +111,38 @@ def record(
         nonlocal tree
         found, tree = tree_flatten(function(*tensors))
         leaves[:] = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in found]
-        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+        return [leaf for leaf in (*found, *reads.guarded) if isinstance(leaf, Tensor)]
 
-    reads = _HostReads(readable, (*inputs, *changed))
+    reads = _HostReads(numbers[1:], arguments, readable, changed)
     copies = Replaced({function: partial(reads.copied, function) for function in TO_HOST})
     with pyro.validation_enabled(False), reads, copies:
         module = record_graph(tensors_alone, inputs)
     constants = _lift_constants(module)
     if any(constant.layout is not torch.strided for constant in constants):
         raise UncapturableError("it uses a sparse tensor")
+    guards = _take_guards(module, constants, len(numbers), reads.guarded)
     device = inputs[0].device if inputs else torch.device("cpu")
     if device.type != "cpu":
         constants = _with_literals_on(device, module, constants)
-    return Graph(module, constants, leaves, tree, reads.read)
+    return Graph(module, constants, leaves, tree, reads.read, guards)
 
 
 class _HostReads(TorchDispatchMode):
-    """Let the host read what comes from Python numbers and readable tensors alone; raise an error at other reads."""
+    """Let the host read what comes from numbers, readable tensors and arguments; raise an error at other reads."""
 
-    def __init__(self, readable: Iterable[Tensor], others: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        numbers: Iterable[Tensor],
+        arguments: Iterable[Tensor],
+        readable: Iterable[Tensor],
+        changed: Iterable[Tensor],
+    ) -> None:
         super().__init__()
         self.read: set[int] = set()
-        # By memory: the ids of the readable tensors that its content comes from; None if it comes from others too.
+        #: The values that it has read from arguments.
+        self.guarded: list[Tensor] = []
+        # By memory: the ids of the numbers and readable tensors that its content comes from, and ``ARGUMENTS`` if it
+        # comes from these; None if it comes from others too.
         self._sources: dict[int, set[int] | None] = {}
         # Other tensors must not get the memory of these.
         self._known: list[Tensor] = []
@@ -123,7 +158,11 @@ class _HostReads(TorchDispatchMode):
                 and tensor.nbytes <= MOST_BYTES
             ):
                 self._note(tensor, {id(tensor)})
-        for tensor in others:
+        for tensor in numbers:
+            self._note(tensor, {id(tensor)})
+        for tensor in arguments:
+            self._note(tensor, {ARGUMENTS})
+        for tensor in changed:
             self._note(tensor, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,9 +171,11 @@ class _HostReads(TorchDispatchMode):
         if func is torch.ops.aten.index.Tensor:
             args = args[0], [number for index in args[1] for number in self._numbers(index)]
         elif shape or torch.Tag.data_dependent_output in func.tags:
-            self.reads((args, kwargs), SHAPE_READ if shape else VALUE_READ)
             with untraced():
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+            traced = func(*args, **kwargs) if shape else (args, kwargs)
+            self.reads((args, kwargs), SHAPE_READ if shape else VALUE_READ, traced)
+            return result
         sources = set() if func is LITERAL else self._sources_of((args, kwargs))
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded:
@@ -150,12 +191,21 @@ class _HostReads(TorchDispatchMode):
             self._note(tensor, sources)
         return result
 
-    def reads(self, tree: Any, reason: str = VALUE_READ) -> None:
-        """Note that the host reads tensors, or raise an error."""
+    def reads(self, tree: Any, reason: str = VALUE_READ, values: Any = None) -> None:
+        """Note that the host reads tensors, or raise an error.
+
+        :param values: what it reads of them; by default all.
+        """
         sources = self._sources_of(tree)
         if sources is None:
             raise UncapturableError(reason)
-        self.read |= sources
+        if ARGUMENTS in sources:
+            values = _tensors(tree if values is None else values)
+            if sum(value.nbytes for value in values) > MOST_GUARDED:
+                raise UncapturableError(reason)
+            # Copies, because the program may change them.
+            self.guarded += [torch.ops.aten.clone.default(value) for value in values]
+        self.read |= sources - {ARGUMENTS}
 
     def copied(self, function: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Copy a tensor to the host, which no operation shows."""
@@ -266,6 +316,37 @@ def _changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 changed.append(args[place] if place < len(args) else kwargs.get(argument.name))
     return _tensors(changed)
+
+
+def _take_guards(
+    module: GraphModule, constants: Sequence[Tensor], numbers: int, expected: Sequence[Tensor]
+) -> Guards | None:
+    """Move the last results of a graph of constants, numbers and arguments to :class:`Guards`."""
+    if not expected:
+        return None
+    (output,) = module.graph.find_nodes(op="output")
+    results = output.args[0]
+    output.args = (results[: -len(expected)],)
+    needed = set(results[-len(expected) :])
+    for node in reversed(module.graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    graph, copies = torch.fx.Graph(), dict[Node, Node]()
+    places: list[Tensor | int] = []
+    inputs = module.graph.find_nodes(op="placeholder")
+    for number, node in enumerate(inputs):
+        if node in needed:
+            argument = number - len(constants) - numbers
+            places.append(constants[number] if argument < 0 else argument)
+    for node in module.graph.nodes:
+        if node in needed:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] for node in results[-len(expected) :]])
+    for node in results[-len(expected) :]:
+        module.graph.erase_node(node)
+    module.recompile()
+    values = [value.detach().clone() for value in expected]
+    return Guards(GraphModule(torch.nn.Module(), graph), places, values)
 
 
 def _lift_constants(module: GraphModule) -> list[Tensor]:

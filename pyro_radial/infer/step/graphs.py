@@ -15,9 +15,9 @@ from pyro_radial._pyro.compat import (
     handlers_around,
     post_accumulate_hooks,
     reader_of_setting,
-    tree_flatten,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
+from pyro_radial.infer.step.arguments import Leaves, Numbers, descriptions, has_nan, kinds
 from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
 from pyro_radial.infer.step.compiled import Code, agree, compiled, has_code
 from pyro_radial.infer.step.evaluate import (
@@ -32,8 +32,8 @@ from pyro_radial.infer.step.evaluate import (
     is_differentiable,
 )
 from pyro_radial.infer.step.graph import ChangedTensors, put_back
-from pyro_radial.infer.step.recording import Check, Recording, Refusal, record_program
-from pyro_radial.infer.step.state import PLAIN, described
+from pyro_radial.infer.step.recording import Check, Recording, record_program
+from pyro_radial.infer.step.state import UncapturableError
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
@@ -70,7 +70,7 @@ class Way:
     def __call__(
         self,
         call: Call,
-        leaves: Sequence[Any],
+        leaves: Leaves,
         compile_after: int | None,
         options: Mapping[str, Any],
     ) -> Evaluation:
@@ -78,35 +78,29 @@ class Way:
 
         :param compile_after: the uses before the graph is compiled; None never compiles it.
         """
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        code = self._code_for(call, tensors, compile_after, options)
-        found = self._captured_step(call, tensors, code)
+        code = self._code_for(call, leaves, compile_after, options)
+        found = self._captured_step(call, leaves, code)
         if found is not None:
             return found
         if call.mover is not None:
             call.mover.write_rates()
-        return self._run(code, call, tensors, RECORDED if self.code is None else COMPILED)
+        return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
 
-    def rehearsed(self, call: Call, leaves: Sequence[Any]) -> Evaluation:
+    def rehearsed(self, call: Call, leaves: Leaves) -> Evaluation:
         """What the graph gives as it was recorded, on the present noise; all is then as before."""
         noise, changed = TorchNoise.now(), ChangedTensors()
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         with changed:
-            found = self._run(self.recording.graph.module, call, tensors, RECORDED)
+            found = self._run(self.recording.graph.module, call, leaves, RECORDED)
         put_back(changed.before)
         noise.restore()
         return found
 
     @torch.no_grad()
-    def _run(self, code: Code, call: Call, tensors: Sequence[Tensor], way: str) -> Evaluation:
+    def _run(self, code: Code, call: Call, leaves: Leaves, way: str) -> Evaluation:
         """What code for the graph gives."""
         recording = self.recording
-        results = code(*recording.constant_tensors(), *self._inputs(call, tensors))
+        results = code(*recording.constant_tensors(), *recording.inputs(call, leaves))
         return recording.evaluation(call, recording.graph.result(results), way)
-
-    def _inputs(self, call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The weight of the KL as a tensor, and the tensors among the arguments."""
-        return [torch.full((), float(call.weight), device=self.recording.device), *tensors]
 
     @property
     def outside_because(self) -> str | None:
@@ -116,7 +110,7 @@ class Way:
     def _code_for(
         self,
         call: Call,
-        tensors: list[Tensor],
+        leaves: Leaves,
         compile_after: int | None,
         options: Mapping[str, Any],
     ) -> Code:
@@ -124,21 +118,19 @@ class Way:
         if self.code is None and compile_after is not None:
             self.uses += 1
             graph = self.recording.graph
-            inputs = self._inputs(call, tensors)
+            inputs = self.recording.inputs(call, leaves)
             if self.uses > compile_after or has_code(graph, inputs, options):
                 self.code = compiled(graph, inputs, options)
                 self.captured = None
         return self.recording.graph.module if self.code is None else self.code
 
-    def _captured_step(
-        self, call: Call, tensors: Sequence[Tensor], code: Code
-    ) -> Evaluation | None:
+    def _captured_step(self, call: Call, leaves: Leaves, code: Code) -> Evaluation | None:
         """A captured step; None if there is no such step, and then nothing has changed."""
         if self._device is None or call.optimizer is None or self.uncaptured_because is not None:
             return None
         if self.captured is None or not self.captured.is_of(call):
             kind = self.recording.device.type
-            read = [*self.recording.constant_tensors(), *tensors]
+            read = [*self.recording.constant_tensors(), *leaves.tensors()]
             other = next((tensor.device for tensor in read if tensor.device.type != kind), None)
             if other is not None:
                 self._say(
@@ -150,7 +142,7 @@ class Way:
                 text = f"the optimizer takes its step after the CUDA graph: {self.outside_because}"
                 warnings.warn(text, stacklevel=6)
         try:
-            return self.captured(call, tensors)
+            return self.captured(call, leaves)
         except CaptureError as error:
             self._say(str(error))
             return None
@@ -180,10 +172,13 @@ class Graphs:
             max_signatures,
             dict(options or {}),
         )
-        # By signature, the latest in use first, and the programs that cannot be recorded, which takes long to find out.
-        # Both keep their programs alive, whose ids the signatures hold.
+        # By signature, the latest in use first.
         self._ways: dict[Any, list[Way]] = {}
-        self._refused: dict[Any, Any] = {}
+        # The numbers of each program and tree of arguments that are inputs of its graphs, with the program, whose ids
+        # the keys hold.
+        self._numbers: dict[Any, tuple[Numbers, Any]] = {}
+        # The kinds of arguments with which programs cannot be recorded, which takes long to find out.
+        self._refused: set[Any] = set()
         # The signatures of graphs that were not right.
         self._dropped: set[Any] = set()
         self._calls = 0
@@ -202,10 +197,20 @@ class Graphs:
         :param check: a function of an evaluation that raises an error if it is wrong; of a graph's first run alone.
         :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
         """
-        leaves, tree = _flattened(call)
-        if self._runs_as_it_is(call, leaves):
+        if self._runs_as_it_is(call):
             return _as_it_is(call, check)
-        key = _signature(call, leaves, tree)
+        leaves = Leaves.of(call.args, call.kwargs)
+        program = _program(call, leaves)
+        numbers = self._numbers_of(program, call)
+        try:
+            key = program, descriptions(leaves.values, numbers.positions)
+        except UncapturableError as error:
+            self._say(str(error))
+            return _as_it_is(call, check)
+        if key not in self._ways:
+            if numbers.notice(leaves.values):
+                self._forget(program)
+            key = program, descriptions(leaves.values, numbers.positions)
         found = self._way(key, call, leaves, check)
         if not isinstance(found, Way):
             return _as_it_is(call, check) if found is None else found
@@ -237,7 +242,7 @@ class Graphs:
         """How each graph runs."""
         return [way for ways in self._ways.values() for way in ways]
 
-    def _runs_as_it_is(self, call: Call, leaves: Sequence[Any]) -> bool:
+    def _runs_as_it_is(self, call: Call) -> bool:
         if handlers_around():
             return True
         if not is_differentiable(call.loss):
@@ -246,65 +251,75 @@ class Graphs:
             other = "computes its gradients in loss_and_grads, not in differentiable_loss"
             self._say(f"{name} {own if isinstance(call.loss, JITTED) else other}")
             return True
-        for leaf in leaves:
-            if isinstance(leaf, Tensor) and (
-                leaf.requires_grad or leaf.layout is not torch.strided
-            ):
-                sparse = "requires a gradient" if leaf.layout is torch.strided else "is sparse"
-                self._say(
-                    f"an argument of shape {tuple(leaf.shape)} {sparse}, which a graph cannot take"
-                )
-                return True
-        unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))), None)
-        if unknown is not None:
-            self._say(
-                "its arguments must be tensors, numbers, strings, None, and tuples, lists and dicts of these, got "
-                f"{type(unknown).__name__}"
-            )
-        return unknown is not None
+        return False
+
+    def _numbers_of(self, program: Any, call: Call) -> Numbers:
+        """The numbers that are inputs of a program's graphs."""
+        if program not in self._numbers:
+            self._numbers[program] = Numbers(), (call.model, call.guide, call.loss)
+        return self._numbers[program][0]
+
+    def _forget(self, program: Any) -> None:
+        """Drop the graphs of a program, because a number has become an input."""
+        for key in [key for key in self._ways if key[0] == program]:
+            del self._ways[key]
 
     def _way(
-        self, key: Any, call: Call, leaves: Sequence[Any], check: Check | None
+        self, key: Any, call: Call, leaves: Leaves, check: Check | None
     ) -> Way | Evaluation | None:
         """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
-        if key in self._refused:
+        program = key[0]
+        refused = program, kinds(leaves.values)
+        if refused in self._refused or has_nan(leaves.values):
             return None
         ways = self._ways.setdefault(key, [])
         for place, way in enumerate(ways):
-            if way.recording.holds():
+            if way.recording.holds(leaves):
                 if place:
                     ways.insert(0, ways.pop(place))
                 return way
+        numbers = self._numbers_of(program, call)
+        for way in ways:
+            if numbers.notice_paths(way.recording.state.changed_numbers()):
+                self._forget(program)
         if len(self.recordings) >= self.max_signatures:
             self._say(self._too_many(ways))
             return None
         with one_at_a_time():
-            made = record_program(call, check)
-        if isinstance(made, Refusal):
-            self._say(made.reason)
-            self._refused[key] = call.model, call.guide, call.loss
-            return made.evaluation
+            made, evaluation = record_program(call, leaves, numbers, check)
+        if isinstance(made, str):
+            self._say(made)
+            self._refused.add(refused)
+            return evaluation
         if self._device is None:
             self._device = device_graphs(made.device)
         way = Way(made, self._device if self.compile else None)
         try:
-            way.rehearsed(call, leaves)
+            replayed = way.rehearsed(call, leaves)
         except RuntimeError as error:
             self._say(f"torch can record it, but not replay it: {error}".splitlines()[0])
-            self._refused[key] = call.model, call.guide, call.loss
+            self._refused.add(refused)
             return None
-        ways.insert(0, way)
+        # A program that asks for the type of a number gives something else for a tensor.
+        is_right = not numbers or _difference(replayed, evaluation) is None
+        if not is_right:
+            numbers.give_up([*numbers.positions, *numbers.paths])
+        # Python may have read numbers that were inputs.
+        key = program, descriptions(leaves.values, numbers.positions)
+        if not is_right:
+            return self._way(key, call, leaves, check)
+        self._ways.setdefault(key, []).insert(0, way)
         return way
 
     def _checked(self, way: Way, key: Any, call: Call, replayed: Evaluation) -> Evaluation:
         """Run the program as it is, and drop its graph if that gives something else."""
-        evaluation = _as_it_is(call, None)
+        evaluation = _as_it_is(call._replace(attached=False), None)
         place = _difference(replayed, evaluation)
         if place is None:
             return evaluation._replace(way=CHECKED)
         self._ways[key].remove(way)
         if key in self._dropped:
-            self._refused[key] = call.model, call.guide, call.loss
+            self._refused.add((key[0], kinds(Leaves.of(call.args, call.kwargs).values)))
             self._say(f"its graph gives something else than the program, at {place}")
             return evaluation
         self._dropped.add(key)
@@ -324,7 +339,13 @@ class Graphs:
                 "tensors, or raise max_signatures"
             )
         state = ways[0].recording.state
-        path, _ = state.changes()[0]
+        changes = state.changes()
+        if not changes:
+            return (
+                "values that it reads from its arguments keep changing, and there are max_signatures = "
+                f"{self.max_signatures} graphs; use torch.where, or raise max_signatures"
+            )
+        path, _ = changes[0]
         return (
             f"{path} keeps changing{state.code.line_of(path)}, and there are max_signatures = {self.max_signatures} "
             "graphs; pass it as a tensor, keep it in a buffer, or raise max_signatures"
@@ -385,26 +406,14 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def _flattened(call: Call) -> tuple[Sequence[Any], Any]:
-    """The leaves of the arguments, and a name of their tree."""
-    if not call.kwargs and all(isinstance(argument, Tensor) for argument in call.args):
-        return call.args, len(call.args)
-    leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
-    # Trees have no hash in older versions of torch.
-    return leaves, repr(tree)
-
-
-def _signature(call: Call, leaves: Sequence[Any], tree: Any) -> Any:
-    """What decides on a graph, besides the state that the program reads."""
+def _program(call: Call, leaves: Leaves) -> Any:
+    """What decides on a graph, besides the leaves of the arguments and the state that the program reads."""
     ids: tuple[Any, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
     if call.mover is not None:
         moved = call.mover.param_groups[0]["params"]
         ids += tuple(map(bool, map(post_accumulate_hooks, moved)))
     weighted = has_terms(call.loss) and call.weight == 0.0
-    signatures = tuple(
-        described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
-    )
-    return ids, tree, signatures, call.gradients, weighted, settings_now()
+    return ids, leaves.tree, call.gradients, weighted, settings_now()
 
 
 def settings_now() -> tuple[Any, ...]:

@@ -19,19 +19,24 @@ import torch
 from pyro.distributions import Delta
 from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions.constraints import integer_interval, real
 
 from pyro_radial._pyro.compat import (
     Replaced,
     host_reads_removed,
     stored_parameters,
-    tree_flatten,
-    tree_unflatten,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, entropies
+from pyro_radial.infer.step.arguments import (
+    Leaves,
+    Numbers,
+    as_tensor_of,
+    is_number,
+    rebuilder,
+)
 from pyro_radial.infer.step.evaluate import Call, Evaluation, evaluate
 from pyro_radial.infer.step.graph import (
     ChangedTensors,
@@ -42,7 +47,15 @@ from pyro_radial.infer.step.graph import (
     replaced_buffers,
     restored,
 )
-from pyro_radial.infer.step.state import Code, State, UncapturableError, described, is_library, line
+from pyro_radial.infer.step.state import (
+    Code,
+    Place,
+    State,
+    UncapturableError,
+    described,
+    is_library,
+    line,
+)
 from pyro_radial.nn.modules import device_of, dtype_of
 
 #: Raises an error if an evaluation is wrong.
@@ -120,17 +133,23 @@ UNREAD = ("loss.step", "loss.kl_weight")
 class Recording:
     """A recorded program, with the state that it read, and the numbers of its parameters in the state's tensors.
 
-    The graph is one of its constants, the weight of the KL and the tensors among the arguments.
+    The graph is one of its constants, the weight of the KL, other numbers, and the tensors among the arguments.
     """
 
     graph: Graph
     state: State
+    #: The positions of numbers among the leaves of the arguments, and their places in the state.
+    positions: Sequence[int]
+    places: Sequence[Place]
     device: torch.device
+    dtype: torch.dtype
     stored: Mapping[str, Tensor]
     named: dict[str, int]
     constants: list[int | Tensor]
     # The tensors of the state that the latest two lists are made from; the state replaces its list, not items.
     _made_from: list[Tensor] | None = None
+    # The arguments for which the guards held, with their versions.
+    _guarded: list[tuple[Tensor, int]] = field(default_factory=list)
     _parameters: dict[str, Tensor] = field(default_factory=dict)
     _constant_tensors: list[Tensor] = field(default_factory=list)
 
@@ -153,9 +172,38 @@ class Recording:
                 tensors[place] if isinstance(place, int) else place for place in self.constants
             ]
 
-    def holds(self) -> bool:
-        """Whether the program and the shapes of its tensors are unchanged."""
-        return stored_parameters() is self.stored and self.state.holds()
+    def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
+        """The weight of the KL and the other numbers of a call."""
+        given = [leaves.values[position] for position in self.positions]
+        return [float(call.weight), *given, *(place.now() for place in self.places)]
+
+    def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
+        """The inputs of the graph, besides its constants."""
+        weight, *others = self.numbers(call, leaves)
+        numbers = [as_tensor_of(number, self.dtype, self.device) for number in others]
+        return [torch.full((), weight, device=self.device), *numbers, *leaves.tensors()]
+
+    def holds(self, leaves: Leaves) -> bool:
+        """Whether the program and the shapes of its tensors are unchanged, and what it reads of its arguments."""
+        if stored_parameters() is not self.stored or not self.state.holds():
+            return False
+        return all(is_number(place.now()) for place in self.places) and self._guards_hold(leaves)
+
+    def _guards_hold(self, leaves: Leaves) -> bool:
+        """Whether what it reads of its arguments is unchanged; the same arguments are not looked at again."""
+        if self.graph.guards is None:
+            return True
+        tensors = leaves.tensors()
+        same = [
+            t is own and t._version == v
+            for t, (own, v) in zip(tensors, self._guarded, strict=False)
+        ]
+        if self._guarded and all(same):
+            return True
+        if not self.graph.guards.hold(tensors):
+            return False
+        self._guarded = [(tensor, tensor._version) for tensor in tensors]
+        return True
 
     def evaluation(self, call: Call, found: Evaluation, way: str) -> Evaluation:
         """What the program would give if its graph has given ``found``."""
@@ -180,21 +228,38 @@ def guide_entropies(guide: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
     return entropies(dict(trace.iter_stochastic_nodes()))
 
 
-class Refusal(NamedTuple):
-    """Why a program has no graph, and what its run as usual gave."""
+class Program(NamedTuple):
+    """A program that has run once as usual, and what is known from that run.
 
-    reason: str
-    evaluation: Evaluation
+    :param first: the scales and observations that it had.
+    :param parameters: its parameters by name.
+    :param changed: the tensors that it changes.
+    """
+
+    call: Call
+    leaves: Leaves
+    first: Inputs
+    parameters: Mapping[str, Tensor]
+    changed: Sequence[Tensor]
 
 
-def record_program(call: Call, check: Check | None = None) -> Recording | Refusal:
-    """Run a program as usual, and record it twice; a refusal leaves all as after the run, a recording as before it.
+class NumbersReadError(Exception):
+    """The names of numbers that Python has read while they were inputs."""
 
+
+def record_program(
+    call: Call, leaves: Leaves, numbers: Numbers, check: Check | None = None
+) -> tuple[Recording | str, Evaluation]:
+    """Run a program as usual, and record it twice.
+
+    :param numbers: those that are inputs of the graph; it notes the ones that Python reads.
     :param check: a function of the first run's result that raises an error if it is wrong.
+    :returns: a recording, and all is as before, or why there is none, and all is as after the run; and what the run
+        gave.
     """
     noise, tensors, code, first = TorchNoise.now(), ChangedTensors(), Code(), Inputs({})
     with _garbage_kept(), replaced_buffers() as buffers, tensors, first, code.watched():
-        evaluation = evaluate(call._replace(mover=None))
+        evaluation = evaluate(call._replace(mover=None, attached=False))
     if check is not None:
         check(evaluation)
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
@@ -212,34 +277,75 @@ def record_program(call: Call, check: Check | None = None) -> Recording | Refusa
     ]
     if call.mover is not None:
         changed += call.mover.moved
+    own = Program(call, leaves, first, evaluation.parameters, changed)
     try:
-        recording = _recording(call, code, first, evaluation.parameters, changed)
+        recording = _recording_with(numbers, own, code)
         _check_gradients(recording, evaluation)
     except UncapturableError as error:
-        return Refusal(str(error), evaluation)
+        if call.attached:
+            noise.restore()
+            evaluation = evaluate(call)
+        return str(error), evaluation
     put_buffers_back(buffers)
     put_back(tensors.before)
     noise.restore()
     # Buffers that the first run replaced are again those from before.
-    recording.holds()
-    return recording
+    recording.state.holds()
+    return recording, evaluation
 
 
-def _recording(
-    call: Call,
-    code: Code,
-    first: Inputs,
-    parameters: Mapping[str, Tensor],
-    changed: Sequence[Tensor],
-) -> Recording:
-    """Record a program that has run, and leave all as it was."""
+def _recording_with(numbers: Numbers, program: Program, code: Code) -> Recording:
+    """Record a program with numbers as inputs, except those that Python reads."""
+    while numbers:
+        try:
+            return _recording(program, numbers, code)
+        except NumbersReadError as error:
+            numbers.give_up(error.args)
+        except UncapturableError:
+            numbers.give_up([*numbers.positions, *numbers.paths])
+    try:
+        return _recording(program, numbers, code)
+    except UncapturableError:
+        # The first run may have done more than later ones.
+        later = _code_of_another_run(program, code)
+        if not later.ran.keys() < code.ran.keys():
+            raise
+        return _recording(program, numbers, later)
+
+
+def _code_of_another_run(program: Program, code: Code) -> Code:
+    """The code of a run after the first; all is then as before."""
+    noise, later = TorchNoise.now(), Code()
+    before = _state(program, code)
+    call = program.call._replace(mover=None, attached=False)
+    with seeded_elsewhere(0), _garbage_kept(), restored(program.changed):
+        with replaced_buffers() as buffers, later.watched():
+            evaluate(call)
+        put_buffers_back(buffers)
+    before.restore()
+    noise.restore()
+    return later
+
+
+def _state(program: Program, code: Code) -> State:
+    """The state that a program reads."""
+    call = program.call
     roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
-    before = State(roots, code, _holders(call, parameters))
+    return State(roots, code, _holders(call, program.parameters))
+
+
+def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
+    """Record a program, and leave all as it was."""
+    call, before = program.call, _state(program, code)
+    if before.refusal is not None:
+        raise UncapturableError(before.refusal)
+    positions = sorted(numbers.positions)
+    places = [place for place in before.places if place.path in numbers.paths]
     graphs, ignored, noise = [], set(UNREAD), TorchNoise.now()
     for seed in (0, 1):
         try:
-            with seeded_elsewhere(seed), _garbage_kept(), restored(changed):
-                graphs.append(_recorded(call, first, parameters.values(), before, changed))
+            with seeded_elsewhere(seed), _garbage_kept(), restored(program.changed):
+                graphs.append(_recorded(program, before, positions, places))
         finally:
             changes = before.changes(replaced=True)
             before.restore()
@@ -252,12 +358,14 @@ def _recording(
         ignored |= {path for path, _ in changes}
     (graph, found), (again, _) = graphs
     _check_alike(graph, again)
-    state = State(roots, code, _holders(call, found), ignored, graph.read)
+    ignored |= numbers.paths
+    state = State(before.roots, code, _holders(call, found), ignored, graph.read)
     number = {id(tensor): place for place, tensor in enumerate(state.tensors)}
     constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
     named = {name: number[id(value)] for name, value in found.items()}
+    device, dtype = _device(call, found.values()), dtype_of(call.guide, call.model)
     return Recording(
-        graph, state, _device(call, found.values()), stored_parameters(), named, constants
+        graph, state, positions, places, device, dtype, stored_parameters(), named, constants
     )
 
 
@@ -288,6 +396,18 @@ def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor
     return [(stored if name in stored else call.also, name) for name in names]
 
 
+def one_hot_compared() -> Replaced:
+    """Let ``one_hot`` compare with all classes, where torch reads the least and the largest class."""
+
+    def one_hot(classes: Tensor, num_classes: int = -1) -> Tensor:
+        # Torch raises an error for other classes; and this is one guard for all right ones.
+        if num_classes < 0 or not ((classes >= 0) & (classes < num_classes)).all():
+            return nn.functional.one_hot(classes, num_classes)
+        return (classes[..., None] == torch.arange(num_classes, device=classes.device)).long()
+
+    return Replaced({nn.functional.one_hot: one_hot})
+
+
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
     """Suspend garbage collection, which would delete the parameters of other guides while Pyro's store is read."""
@@ -300,26 +420,44 @@ def _garbage_kept() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _put(places: Sequence[Place], values: Sequence[Any]) -> Iterator[None]:
+    """Let places have other values in the block."""
+    before = [place.now() for place in places]
+    for place, value in zip(places, values, strict=True):
+        place.put(value)
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.put(value)
+
+
 def _recorded(
-    call: Call,
-    first: Inputs,
-    parameters: Collection[Tensor],
-    before: State,
-    changed: Sequence[Tensor],
+    program: Program, before: State, positions: Sequence[int], places: Sequence[Place]
 ) -> tuple[Graph, dict[str, Tensor]]:
-    leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
-    places = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
-    device, dtype = _device(call, parameters), dtype_of(call.guide, call.model)
+    """The graph of a program with inputs for numbers at some positions and places, and its parameters."""
+    call, first, leaves = program.call, program.first, list(program.leaves.values)
+    rebuilt = rebuilder(call.args, call.kwargs)
+    tensor_positions = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
+    device, dtype = _device(call, program.parameters.values()), dtype_of(call.guide, call.model)
+    given = [as_tensor_of(leaves[position], dtype, device) for position in positions]
+    kept = [as_tensor_of(place.now(), dtype, device) for place in places]
     # A 0-d tensor does not change the dtype of results.
     scales = {scale: torch.tensor(scale, dtype=dtype, device=device) for scale in first.seen}
     trained: dict[str, Tensor] = {}
     reached: list[Tensor] = []
 
     def run(weight: Tensor, *tensors: Tensor) -> Evaluation:
-        for place, tensor in zip(places, tensors, strict=True):
-            leaves[place] = tensor
-        args, kwargs = tree_unflatten(leaves, tree)
-        with Inputs(scales, first.observed), replaced_buffers() as buffers:
+        inputs = iter(tensors)
+        for position in positions:
+            leaves[position] = next(inputs)
+        values = [next(inputs) for _ in places]
+        for position in tensor_positions:
+            leaves[position] = next(inputs)
+        args, kwargs = rebuilt(leaves)
+        handler = Inputs(scales, first.observed)
+        with _put(places, values), handler, replaced_buffers() as buffers:
             own = call._replace(
                 args=args, kwargs=kwargs, weight=weight if call.weight else 0.0, share=1.0
             )
@@ -330,13 +468,18 @@ def _recorded(
         kept: Any = terms and {name: term for name, term in terms.items() if name not in HOST_TERMS}
         return evaluation._replace(parameters={}, terms=kept)
 
-    inputs = [torch.ones((), device=device), *(leaves[place].detach() for place in places)]
+    arguments = [leaves[position].detach() for position in tensor_positions]
+    numbers = [torch.ones((), device=device), *given, *kept]
     try:
-        with host_reads_removed():
-            graph = record(run, inputs, before.tensors, changed)
+        with host_reads_removed(), one_hot_compared():
+            graph = record(run, numbers, arguments, before.tensors, program.changed)
         _check_named(graph, reached, trained, before)
     except Exception as error:
         raise UncapturableError(_why(error)) from error
+    names = [*positions, *(place.path for place in places)]
+    read = [name for name, n in zip(names, numbers[1:], strict=True) if id(n) in graph.read]
+    if read:
+        raise NumbersReadError(*read)
     return graph, trained
 
 

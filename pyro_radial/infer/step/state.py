@@ -205,7 +205,9 @@ class State:
         ignored: Collection[str] = (),
         read: Collection[int] = (),
     ) -> None:
-        self.code, self.ignored, self.read = code, ignored, read
+        self.roots, self.code, self.ignored, self.read = roots, code, ignored, read
+        #: Why there can be no graph; None if nothing speaks against it.
+        self.refusal: str | None = None
         self.places: list[Place] = []
         self.values: list[Any] = []
         #: Each tensor once, in the order in which it was found.
@@ -276,6 +278,18 @@ class State:
                 ]
         return found
 
+    def changed_numbers(self) -> list[str]:
+        """The paths of Python numbers that have changed."""
+        pairs = [
+            (place, value, place.now())
+            for place, value in zip(self.places, self.values, strict=True)
+        ]
+        return [
+            place.path
+            for place, value, now in pairs
+            if type(value) in (int, float) and type(now) is type(value) and now != value
+        ]
+
     def restore(self) -> None:
         """Put all values back."""
         for place, before, counted in self._sized:
@@ -319,16 +333,18 @@ class State:
             if id(thing) in self.read:
                 self._add(Place(_content, thing, None, path, users))
         elif isinstance(thing, ONCE) and users and not any(thing is seeded for seeded in SEEDED):
-            raise UncapturableError(
-                f"it takes values from {path}{self.code.line_of(path)}, {type(thing).__name__}; pass them as arguments"
+            self.refusal = (
+                f"it takes values from {path}{self.code.line_of(path)}, {type(thing).__name__}; "
+                "pass them as arguments"
             )
         elif isinstance(thing, CONTENTS):
             size = 0 if isinstance(thing, set) else memoryview(cast(Any, thing)).nbytes
             if size > MOST_BYTES:
-                raise UncapturableError(
+                self.refusal = (
                     f"{path} is an array of {size} bytes, too many to compare; make it a tensor"
                 )
-            self._add(Place(_content, thing, None, path, users))
+            else:
+                self._add(Place(_content, thing, None, path, users))
         elif isinstance(thing, FunctionType):
             self._function(thing)
         elif isinstance(thing, ModuleType | type):
@@ -351,9 +367,11 @@ class State:
         if value is MISSING:
             return
         if len(self.places) >= MOST_PLACES:
-            raise UncapturableError(
+            self.refusal = (
                 f"it can read more than {MOST_PLACES} Python values, such as {place.path}"
             )
+            self._waiting.clear()
+            return
         self._known.add(key)
         self.places.append(place)
         self.values.append(value)

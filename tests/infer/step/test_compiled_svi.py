@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import gc
+import math
 import warnings
 from copy import deepcopy
 from functools import partial
@@ -79,13 +80,12 @@ def test_steps_are_those_of_svi(make_guide, make_loss):
     assert_close(their_values, our_values, rtol=1e-3, atol=1e-4)
 
 
-def test_a_step_returns_the_loss_as_a_tensor_and_counts():
+def test_a_step_returns_the_loss_as_a_number_and_counts():
     model, guide = problem()
     svi = recorded(model, guide, ADAM, TermsELBO())
     before = values(guide)
     loss = svi.step(X, Y)
-    assert loss.shape == ()
-    assert not loss.requires_grad
+    assert type(loss) is float
     assert svi.loss.step == 1
     assert all(not torch.equal(before[name], value) for name, value in values(guide).items())
 
@@ -94,7 +94,7 @@ def test_evaluating_takes_no_step():
     model, guide = problem()
     svi = recorded(model, guide, ADAM, TermsELBO())
     before = values(guide)
-    assert svi.evaluate_loss(X, Y).shape == ()
+    assert type(svi.evaluate_loss(X, Y)) is float
     assert svi.loss.step == 0
     assert_close(before, values(guide), rtol=0, atol=0)
 
@@ -114,7 +114,7 @@ EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
 
-def schools(effects, signature=0):
+def schools(effects, signature=""):
     """Eight schools, not centered."""
     mu, tau = pyro.sample("mu", dist.Normal(0.0, 5.0)), pyro.sample("tau", dist.HalfCauchy(5.0))
     pyro.deterministic("log_tau", tau.log())
@@ -131,7 +131,7 @@ def test_a_log_jacobian_that_pyros_loss_leaves_out_is_named_once(guide, loss):
     svi = recorded(schools, guide(schools), pyro.optim.Adam({"lr": 0.01}), loss())
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("default", "TraceMeanField_ELBO leaves out")
-        for signature in (0, 0, 1):
+        for signature in ("a", "a", "b"):
             svi.step(EFFECTS, signature)
     assert svi.num_graphs == 2
     wrong = loss is TraceMeanField_ELBO and guide in (AutoNormal, AutoMultivariateNormal)
@@ -320,7 +320,7 @@ def test_an_observation_out_of_range_is_an_error_as_in_svi(name, validate):
             svi.step(X, torch.ones_like(targets))
         elif name in ("half a count", "a yes of 2", "a negative time"):
             # As Pyro does without validation.
-            assert torch.isfinite(svi.step(X, targets))
+            assert math.isfinite(svi.step(X, targets))
 
 
 def test_a_compiled_graph_does_not_leave_a_table():
@@ -347,7 +347,8 @@ def test_other_parts_are_used_from_the_next_step_on():
     loss = svi.step(X[:, 0])
     assert float(pyro.param("loc").detach()) == before
     pyro.set_rng_seed(0)
-    assert torch.isclose(loss, svi.loss.differentiable_loss(svi.model, plain_guide, X[:, 0]))
+    expected = svi.loss.differentiable_loss(svi.model, plain_guide, X[:, 0])
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-6)
     assert svi.num_graphs == 2
 
 
@@ -367,7 +368,8 @@ def test_a_loss_that_enumerates_is_a_graph():
         value = evaluate(X[:, 0])
         assert svi.compiled
         pyro.set_rng_seed(0)
-        torch.testing.assert_close(value, loss.differentiable_loss(mixture, guide, X[:, 0]).detach())
+        expected = loss.differentiable_loss(mixture, guide, X[:, 0])
+        assert value == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 def test_a_schedule_of_the_weight_changes_no_graph():
@@ -495,7 +497,7 @@ def test_what_does_not_fit_is_refused_by_name():
         recorded(model, guide, torch.optim.LBFGS, TermsELBO()).step(X, Y)
 
 
-def test_a_step_reads_no_value_on_the_host(monkeypatch):
+def test_a_step_reads_no_value_on_the_host_but_the_loss(monkeypatch):
     model, guide = problem()
     svi = recorded(model, guide, pyro.optim.Adam({"lr": 0.01}), TraceMeanField_ELBO(), check_every=100)
     # The program itself runs in step 10.
@@ -504,7 +506,7 @@ def test_a_step_reads_no_value_on_the_host(monkeypatch):
     with CountHostReads() as reads:
         for _ in range(10):
             svi.step(X, Y)
-    assert reads.count == 0
+    assert reads.count == 10
 
 
 def test_handlers_around_a_step_run_the_program_as_it_is():
@@ -512,7 +514,7 @@ def test_handlers_around_a_step_run_the_program_as_it_is():
     svi = recorded(model, guide, ADAM, TermsELBO())
     with pyro.poutine.scale(scale=2.0):
         scaled = svi.evaluate_loss(X, Y)
-    assert torch.isfinite(scaled)
+    assert math.isfinite(scaled)
     assert not svi.graphs.recordings
 
 

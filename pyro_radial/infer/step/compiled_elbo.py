@@ -1,0 +1,143 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""An ELBO whose values and gradients come from compiled graphs, for loops of any kind."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pyro.infer.elbo import ELBOModule
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from pyro_radial._pyro.checks import check_flag, check_types, positive_count
+from pyro_radial.infer.optim.joint import add_gradients
+from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation, has_terms
+from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.loss_value import Loss, as_number
+from pyro_radial.infer.step.step import keep_terms
+
+
+class CompiledELBO:
+    r"""Evaluate an ELBO as a compiled graph, in a training loop of your own.
+
+    It has the interface of Pyro's ELBOs: ``elbo.differentiable_loss(model, guide, *args)``, ``elbo.loss_and_grads``,
+    ``elbo.loss``, and ``elbo(model, guide)`` is a module with the parameters of both. See
+    :class:`~pyro_radial.CompiledSVI`, which adds an optimizer, for what can be compiled. Without an optimizer a step is
+    no CUDA graph.
+
+    :param loss: an ELBO, or a function of the model, the guide and their arguments.
+    :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.
+    :param int max_signatures: the largest number of graphs; with other signatures or states the program runs as usual.
+    :param options: settings of inductor, such as ``{"max_autotune": True}``.
+    :raises ValueError: for a loss that does not fit.
+
+    Example::
+
+        >>> from pyro.infer import TraceMeanField_ELBO
+        >>> from torch import nn
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+        >>> from pyro_radial.nn import likelihoods
+        >>> x = torch.randn(32, 2)
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=32))
+        >>> guide = AutoRadial(model)
+        >>> guide.setup(x, x[:, :1])
+        >>> loss = CompiledELBO(TraceMeanField_ELBO(), compile=False)(model, guide)
+        >>> optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     loss(x, x[:, :1]).backward()
+        ...     optimizer.step()
+    """
+
+    def __init__(
+        self,
+        loss: Any,
+        *,
+        compile: bool = True,
+        max_signatures: int = 8,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_flag("compile", compile)
+        check_types(Mapping | None, options=options)
+        if isinstance(loss, type) or not callable(loss):
+            raise ValueError(
+                "loss must be an ELBO, such as TraceMeanField_ELBO() or TermsELBO(), or a function of the model, the "
+                f"guide and their arguments, got {type(loss).__name__}"
+            )
+        max_signatures = positive_count("max_signatures", max_signatures)
+        self.compiled_loss = loss
+        #: The graphs.
+        self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
+        self._latest: Evaluation | None = None
+
+    def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
+        """Make a module with the parameters of a model and a guide; calling it gives the differentiable loss."""
+        return ELBOModule(model, guide, self)  # type: ignore[arg-type]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the latest evaluation replayed a graph."""
+        return self._latest is not None and self._latest.way != AS_IT_IS
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs so far."""
+        return len(self.graphs.recordings)
+
+    @property
+    def eager_because(self) -> list[str]:
+        """Why programs ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
+        return [*self.graphs.eager_because, *self.graphs.uncaptured_because]
+
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
+        """Estimate the loss without gradients."""
+        call = call_of(self.compiled_loss, model, guide, args, kwargs)
+        return as_number(self._evaluate(call._replace(gradients=False)).loss)
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
+        """Estimate the loss and add its gradients to those of the parameters. The loss is not checked."""
+        evaluation = self._evaluate(call_of(self.compiled_loss, model, guide, args, kwargs))
+        add_gradients(evaluation.with_gradients())
+        return as_number(evaluation.loss)
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Estimate the loss as a tensor with a gradient. The loss is not checked."""
+        call = call_of(self.compiled_loss, model, guide, args, kwargs)
+        evaluation = self._evaluate(call._replace(attached=True))
+        if evaluation.attached or not call.gradients:
+            return evaluation.loss
+        parameters = evaluation.parameters.values()
+        loss: Tensor = _WithGradients.apply(evaluation.loss, evaluation.gradients, *parameters)
+        return loss
+
+    def _evaluate(self, call: Call) -> Evaluation:
+        self._latest = self.graphs(call)
+        keep_terms(call, self._latest)
+        return self._latest
+
+
+def call_of(
+    loss: Any, model: Callable[..., Any], guide: Callable[..., Any], args: Any, kwargs: Any
+) -> Call:
+    """Return what to evaluate of a loss; without gradients under ``torch.no_grad``, as in ``SVI``."""
+    call = Call(loss, model, guide, args, kwargs, gradients=torch.is_grad_enabled())
+    if not has_terms(loss):
+        return call
+    return call._replace(weight=loss.weight_at(loss.step), step=loss.step + 1)
+
+
+class _WithGradients(torch.autograd.Function):
+    """A loss with gradients that are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: Any, *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_loss: Tensor) -> Any:
+        found = [None if own is None else own * by_loss for own in ctx.gradients]
+        return None, None, *found

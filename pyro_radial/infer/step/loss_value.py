@@ -1,0 +1,80 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A loss as Pyro's loops expect it: a Python number."""
+
+import operator
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+OPERATIONS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+    *("lt", "le", "eq", "ne", "ge", "gt", "neg", "pos", "abs"),
+)
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+
+
+class DeviceLoss:
+    """A loss on a device that is a float to whoever looks at it. Looking waits for the device."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __float__(self) -> float:
+        return float(self.tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(float(self), name)
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(float(self), dtype=dtype)
+
+    def __bool__(self) -> bool:
+        return bool(float(self))
+
+    def __hash__(self) -> int:
+        return hash(float(self))
+
+    def __repr__(self) -> str:
+        return repr(float(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(float(self), digits)
+
+
+def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(*operands: Any) -> Any:
+        return function(*(float(x) if isinstance(x, DeviceLoss) else x for x in operands))
+
+    return method
+
+
+def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda own, other: function(other, float(own))
+
+
+for _name in OPERATIONS:
+    setattr(DeviceLoss, f"__{_name}__", _of_floats(getattr(operator, _name)))
+for _name in REFLECTED:
+    setattr(DeviceLoss, f"__r{_name}__", _reflected(getattr(operator, _name)))
+Real.register(DeviceLoss)
+
+Loss = float | DeviceLoss | tuple[float | DeviceLoss, ...]
+
+
+def as_number(loss: Tensor) -> Loss:
+    """Return a loss as ``SVI`` does, without a wait for a device: on a CPU a float, or a tuple of them."""
+    if loss.ndim:
+        parts = (as_number(part) for part in loss.unbind())
+        return tuple(part for part in parts if not isinstance(part, tuple))
+    return float(loss) if loss.device.type == "cpu" else DeviceLoss(loss)

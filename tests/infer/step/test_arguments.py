@@ -1,0 +1,286 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Numbers that change are inputs of graphs, and small values that Python reads of arguments are guards."""
+
+import dataclasses
+import enum
+import math
+import warnings
+from typing import NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from torch import nn
+
+from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO
+
+X = torch.linspace(-1.0, 1.0, 30).reshape(10, 3)
+LOSSES = [Trace_ELBO, TraceMeanField_ELBO, TermsELBO]
+
+
+def regression(x, factor=1.0, noise=1.0):
+    """A linear regression whose prior or noise may change."""
+    with poutine.scale(scale=factor):
+        weights = pyro.sample("weights", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x @ weights, noise), obs=x.sum(-1))
+
+
+def weighted_guide(model):
+    """A mean-field guide with the weight of the model."""
+    base = AutoMeanField(model)
+    base.setup(X)
+
+    def guide(x, factor=1.0, **_):
+        with poutine.scale(scale=factor):
+            return base(x)
+
+    return guide
+
+
+def losses_of(kind, model, guide, first, calls, loss=Trace_ELBO, **options):
+    """The losses of steps from one start, each on noise of its own, and what took them; ``first`` sets up the guide."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    made = guide(model)
+    made(*first)
+    elbo = loss(max_plate_nesting=1)
+    svi = kind(model, made, pyro.optim.Adam({"lr": 0.05}), elbo, **options)
+    losses = []
+    for seed, (args, kwargs) in enumerate(calls):
+        pyro.set_rng_seed(seed)
+        losses.append(svi.step(*args, **kwargs))
+    return torch.tensor(losses), svi
+
+
+def check(model, calls, *, guide=AutoMeanField, loss=Trace_ELBO, num_graphs):
+    """Compare compiled steps with Pyro's."""
+    expected, _ = losses_of(SVI, model, guide, calls[0][0], calls, loss)
+    losses, svi = losses_of(CompiledSVI, model, guide, calls[0][0], calls, loss, compile=False)
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0.0)
+    assert svi.eager_because == []
+    assert svi.num_graphs == num_graphs
+    return svi
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_schedule_of_floats_has_one_graph_after_the_first_value(loss):
+    calls = [((X,), {"factor": (number + 1) / 40}) for number in range(40)]
+    check(regression, calls, guide=weighted_guide, loss=loss, num_graphs=1)
+
+
+def test_an_integer_that_is_no_size_is_an_input():
+    check(regression, [((X, 1.0, number), {}) for number in range(1, 15)], num_graphs=1)
+
+
+@pytest.mark.parametrize("read", [range, math.log, lambda number: bool(number > 3)])
+def test_a_number_that_python_reads_has_a_graph_for_each_value(read):
+    def model(x, number):
+        read(number)
+        regression(x, noise=1.0 + number)
+
+    check(model, [((X, number % 3 + 2), {}) for number in range(9)], num_graphs=3)
+
+
+def test_a_program_that_asks_for_the_type_of_a_number_is_right():
+    def model(x, noise):
+        regression(x, noise=noise if isinstance(noise, float) else 2.0 * noise)
+
+    check(model, [((X, 1.0 + number % 3), {}) for number in range(14)], num_graphs=3)
+
+
+def test_an_attribute_that_changes_is_an_input():
+    class Model(nn.Module):
+        factor = 0.5
+
+        def forward(self, x):
+            regression(x, noise=self.factor)
+
+    def change(model, factor):
+        model.factor = factor
+
+    values = [0.5 + number / 20 for number in range(20)]
+    found = []
+    for kind, options in ((SVI, {}), (CompiledSVI, {"compile": False})):
+        model = Model()
+        calls = (change(model, value) or ((X,), {}) for value in values)
+        losses, svi = losses_of(kind, model, AutoMeanField, (X,), calls, **options)
+        found.append(losses)
+        assert model.factor == values[-1]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=0.0)
+    assert svi.num_graphs == 1
+
+
+def test_a_number_of_another_type_is_another_signature_and_nan_is_as_in_pyro():
+    svi = CompiledSVI(regression, AutoMeanField(regression), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO(), compile=False)
+    for noise in (1.0, 2.0, 1, 2.5):
+        svi.step(X, 1.0, noise)
+    with pytest.raises(ValueError, match="scale"):
+        svi.step(X, math.nan)
+    with pytest.raises(TypeError, match="str"):
+        svi.step(X, "much")
+    svi.step(X, 1.0, 1.5)
+    assert svi.compiled
+
+
+class Choice(enum.Enum):
+    FIRST, SECOND = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    x: torch.Tensor
+    rows: slice
+    noise: float
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    columns: range
+
+
+def of_a_dataclass(batch):
+    regression(batch.x[batch.rows], noise=batch.noise)
+
+
+def of_a_named_tuple(pair):
+    regression(pair.x[list(pair.columns)])
+
+
+def of_a_slice(x, rows):
+    regression(x[rows])
+
+
+def of_an_enum(x, choice):
+    regression(x if choice is Choice.FIRST else -x)
+
+
+@pytest.mark.parametrize(
+    ("model", "calls", "num_graphs"),
+    [
+        (of_a_slice, [(X, slice(None)), (X, slice(2, 8)), (X, slice(None))], 2),
+        (of_an_enum, [(X, Choice.FIRST), (X, Choice.SECOND)], 2),
+        (of_a_named_tuple, [(Pair(X, range(4)),), (Pair(2.0 * X, range(4)),)], 1),
+        (of_a_dataclass, [(Batch(X + n, slice(n), 1.0 + n),) for n in (2, 3, 2, 3)], 2),
+    ],
+)
+def test_plain_python_objects_are_arguments(model, calls, num_graphs):
+    check(model, [(args, {}) for args in calls], num_graphs=num_graphs)
+
+
+def test_a_slice_out_of_range_is_as_in_pyro():
+    check(of_a_slice, [((X, slice(5, 500)), {})] * 3, num_graphs=1)
+
+
+def test_an_object_that_cannot_be_compared_is_named():
+    def model(x, thing):
+        regression(x)
+
+    svi = CompiledSVI(model, AutoMeanField(model), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    with pytest.warns(UserWarning, match="got object"):
+        svi.step(X, object())
+    svi.step(X, object())
+    assert len(svi.eager_because) == 1
+
+
+GROUP = torch.arange(10) % 3
+
+
+def one_hot(group):
+    return nn.functional.one_hot(group, 3).float()
+
+
+def most(group):
+    return torch.eye(int(group.max().item()) + 1)[group][:, :3]
+
+
+def masked(group):
+    return X[group > 0].sum() + one_hot(group)
+
+
+def counted(group):
+    return group.bincount().float()[group][:, None] + one_hot(group)
+
+
+def decided(group):
+    return one_hot(group) if group.sum() >= 2 else -one_hot(group)
+
+
+def distinct(group):
+    return group.unique().float().mean() + one_hot(group)
+
+
+@pytest.mark.parametrize(
+    ("function", "num_graphs"),
+    [(one_hot, 1), (most, 1), (masked, 3), (counted, 3), (decided, 1), (distinct, 2)],
+)
+def test_small_values_that_python_reads_of_arguments_are_guards(function, num_graphs):
+    def model(group):
+        regression(function(group))
+
+    calls = [((group,), {}) for group in (GROUP, GROUP.flip(0), 2 - GROUP, GROUP)]
+    calls += [((GROUP.clamp(min=1),), {})]
+    check(model, calls, num_graphs=num_graphs)
+
+
+def test_a_value_of_a_draw_or_a_parameter_stays_a_refusal():
+    def model(x):
+        weights = pyro.sample("weights", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        noise = 1.0 if weights[0] > 100.0 else 2.0
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(x @ weights, noise), obs=x.sum(-1))
+
+    svi = CompiledSVI(model, AutoMeanField(model), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    with pytest.warns(UserWarning, match="reads the value of a tensor"):
+        svi.step(X)
+    assert not svi.compiled
+
+
+def test_a_refusal_is_remembered_for_all_values_and_shapes():
+    runs = []
+
+    def model(x, factor):
+        runs.append(factor)
+        weights = pyro.sample("weights", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        if weights[0] > 100.0:
+            raise AssertionError
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(x @ weights, 1.0 + factor), obs=x.sum(-1))
+
+    guide = AutoMeanField(model)
+    guide.setup(X, 0.5)
+    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    with pytest.warns(UserWarning, match="reads the value"):
+        svi.step(X, 0.5)
+    before = len(runs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(20):
+            svi.step(X[: 5 + number % 4], number / 10)
+    assert len(runs) == before + 20
+
+
+def test_a_first_run_that_does_more_than_later_ones_is_recorded():
+    from sklearn.cluster import KMeans
+
+    centers = {}
+
+    def model(x):
+        if not centers:
+            found = KMeans(2, n_init=1, random_state=0).fit(x.numpy()).cluster_centers_
+            centers["found"] = torch.tensor(found)
+        weights = pyro.sample("weights", dist.Normal(centers["found"], 1.0).to_event(2))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(x @ weights.mean(0), 1.0), obs=x.sum(-1))
+
+    svi = CompiledSVI(model, lambda x: AutoMeanField(model), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO(), compile=False)
+    svi.guide = AutoMeanField(model)
+    for _ in range(3):
+        svi.step(X)
+    assert svi.compiled
+    assert svi.eager_because == []
