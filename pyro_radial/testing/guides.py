@@ -18,10 +18,14 @@ from pyro.optim import PyroOptim
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
+from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.elbo import TermsELBO
 
 NUM_PARTICLES = 4_000
 STANDARD_ERRORS = 4.0
+
+
+Data = tuple[Tensor, Tensor]
 
 
 def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -95,40 +99,43 @@ class GuideTests:
         yield
         pyro.clear_param_store()
 
-    def _data(self) -> tuple[Tensor, Tensor]:
+    @pytest.fixture(name="data")
+    def _data(self) -> Data:
+        """Return inputs and targets for the model of weights."""
         return torch.randn(6, 3), torch.randn(6, 2)
 
-    def _guide_and_data(self) -> tuple[Any, Tensor, Tensor]:
-        """A guide of the model of weights, with parameters, and data."""
-        x, y = self._data()
+    @pytest.fixture(name="guide")
+    def _guide(self, data: Data) -> AutoPerSite:
+        """Return a guide of the model of weights, with parameters."""
         guide = self.make(weights_model)
-        guide(x, y)
-        return guide, x, y
+        guide(*data)
+        return guide
 
-    def test_the_guide_samples_every_latent_site_of_the_model(self) -> None:
-        x, y = self._data()
-        model_trace = prune_subsample_sites(poutine.trace(weights_model).get_trace(x, y))
-        guide_trace = poutine.trace(self.make(weights_model)).get_trace(x, y)
-        for name, site in dict[str, Any](model_trace.nodes).items():
-            if name in model_trace.stochastic_nodes:
-                twin: Any = guide_trace.nodes[name]
-                assert twin["value"].shape == site["value"].shape
-                assert twin["fn"].batch_shape == site["fn"].batch_shape
+    def test_the_guide_samples_every_latent_site_of_the_model(
+        self, guide: AutoPerSite, data: Data
+    ) -> None:
+        model_trace = prune_subsample_sites(poutine.trace(weights_model).get_trace(*data))
+        guide_trace = poutine.trace(guide).get_trace(*data)
+        for name in model_trace.stochastic_nodes:
+            site: Any = model_trace.nodes[name]
+            twin: Any = guide_trace.nodes[name]
+            assert twin["value"].shape == site["value"].shape
+            assert twin["fn"].batch_shape == site["fn"].batch_shape
 
-    def test_replaying_a_draw_gives_the_model_that_draw(self) -> None:
-        x, y = self._data()
-        guide_trace = poutine.trace(self.make(weights_model)).get_trace(x, y)
-        replayed = poutine.trace(poutine.replay(weights_model, trace=guide_trace)).get_trace(x, y)
-        nodes: Any = replayed.nodes
-        assert torch.equal(
-            nodes["layer.weight"]["value"], guide_trace.nodes["layer.weight"]["value"]
-        )
+    def test_replaying_a_draw_gives_the_model_that_draw(
+        self, guide: AutoPerSite, data: Data
+    ) -> None:
+        guide_trace = poutine.trace(guide).get_trace(*data)
+        replayed = poutine.trace(poutine.replay(weights_model, trace=guide_trace)).get_trace(*data)
+        drawn: Any = guide_trace.nodes["layer.weight"]
+        given: Any = replayed.nodes["layer.weight"]
+        assert torch.equal(given["value"], drawn["value"])
 
     @pytest.mark.parametrize(
         "model", [weights_model, constrained_model], ids=["weights", "constrained"]
     )
-    def test_all_losses_estimate_the_same_elbo(self, model: Any) -> None:
-        args = self._data() if model is weights_model else ()
+    def test_all_losses_estimate_the_same_elbo(self, model: Any, data: Data) -> None:
+        args = data if model is weights_model else ()
         guide = self.make(model)
         guide(*args)
         means, errors = [], []
@@ -143,16 +150,17 @@ class GuideTests:
         for mean, error in zip(means[1:], errors[1:], strict=True):
             assert abs(mean - means[0]) <= STANDARD_ERRORS * (error**2 + errors[0] ** 2).sqrt()
 
-    def test_a_vectorized_loss_estimates_the_looped_one(self) -> None:
-        guide, x, y = self._guide_and_data()
+    def test_a_vectorized_loss_estimates_the_looped_one(
+        self, guide: AutoPerSite, data: Data
+    ) -> None:
         vectorized = TermsELBO(
             num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1
         )
         looped = TermsELBO()
         with torch.no_grad():
-            value = float(vectorized.loss(weights_model, guide, x, y))
+            value = float(vectorized.loss(weights_model, guide, *data))
             draws = torch.tensor(
-                [float(looped.loss(weights_model, guide, x, y)) for _ in range(400)]
+                [float(looped.loss(weights_model, guide, *data)) for _ in range(400)]
             )
         # Both estimate the same mean, from 400 looped draws and ten times as many vectorized ones.
         assert (
@@ -160,15 +168,13 @@ class GuideTests:
             <= STANDARD_ERRORS * draws.std() * (1 / 400 + 1 / NUM_PARTICLES) ** 0.5
         )
 
-    def test_training_lowers_the_loss_by_svi_and_by_torch(self) -> None:
-        x, y = self._data()
+    def test_training_lowers_the_loss_by_svi_and_by_torch(self, data: Data) -> None:
         for local in (False, True):
             with pyro.settings.context(module_local_params=local):
                 losses = _trained(
                     weights_model,
                     self.make(weights_model),
-                    x,
-                    y,
+                    *data,
                     lr=0.05,
                     steps=40,
                     num_particles=4,
@@ -176,12 +182,12 @@ class GuideTests:
                 assert sum(losses[-10:]) < sum(losses[:10])
                 make_module: Any = TermsELBO(num_particles=4)
                 elbo = make_module(weights_model, self.make(weights_model))
-                elbo(x, y)
+                elbo(*data)
                 optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
                 values = []
                 for _ in range(40):
                     optimizer.zero_grad()
-                    loss = elbo(x, y)
+                    loss = elbo(*data)
                     loss.backward()
                     optimizer.step()
                     values.append(loss.item())
@@ -211,111 +217,105 @@ class GuideTests:
         assert guide_trace.nodes["local"]["value"].shape == (2, 2)
         assert torch.equal(guide_trace.nodes["rows"]["value"], rows)
 
-    def test_it_joins_an_autoguidelist(self) -> None:
-        x, y = self._data()
+    def test_it_joins_an_autoguidelist(self, data: Data) -> None:
         guide = AutoGuideList(weights_model)
         guide.append(self.make(poutine.block(weights_model, hide=["noise"])))
         guide.append(AutoDelta(poutine.block(weights_model, expose=["noise"])))
-        assert set(guide(x, y)) == {"layer.weight", "layer.bias", "noise"}
-        assert set(guide.median(x, y)) == {"layer.weight", "layer.bias", "noise"}
-        assert (
-            SVI(weights_model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.01}), Trace_ELBO()).step(
-                x, y
-            )
-            > 0
-        )
+        assert set(guide(*data)) == {"layer.weight", "layer.bias", "noise"}
+        assert set(guide.median(*data)) == {"layer.weight", "layer.bias", "noise"}
+        svi = SVI(weights_model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.01}), Trace_ELBO())
+        assert svi.step(*data) > 0
 
     @pytest.mark.parametrize("parallel", [False, True])
-    def test_predictive_draws_from_the_guide(self, parallel: bool) -> None:
-        guide, x, _ = self._guide_and_data()
+    def test_predictive_draws_from_the_guide(
+        self, parallel: bool, guide: AutoPerSite, data: Data
+    ) -> None:
+        x = data[0]
         draws = Predictive(weights_model, guide=guide, num_samples=5, parallel=parallel)(x)
         assert draws["y"].shape == (5, 6, 2)
         latent = Predictive(guide, num_samples=5, parallel=parallel)(x)
         assert latent["layer.weight"].shape == (5, 2, 3)
 
-    def test_setup_makes_the_parameters_without_training(self) -> None:
-        x, y = self._data()
+    def test_setup_makes_the_parameters_without_training(self, data: Data) -> None:
         guide = self.make(weights_model)
         assert not list(guide.parameters())
-        guide.setup(x, y)
+        guide.setup(*data)
         names = [name for name, _ in guide.named_parameters()]
         assert names
-        guide.setup(x, y)
+        guide.setup(*data)
         assert [name for name, _ in guide.named_parameters()] == names
 
-    def test_state_dict_round_trip_is_exact_and_loads_weights_only(self) -> None:
-        x, y = self._data()
-        guide, other = self.make(weights_model), self.make(weights_model)
-        guide.setup(x, y)
-        other.setup(x, y)
+    def test_state_dict_round_trip_is_exact_and_loads_weights_only(
+        self, guide: AutoPerSite, data: Data
+    ) -> None:
+        other = self.make(weights_model)
+        other.setup(*data)
         buffer = io.BytesIO()
         torch.save(guide.state_dict(), buffer)
         buffer.seek(0)
         other.load_state_dict(torch.load(buffer, weights_only=True))
         pyro.set_rng_seed(3)
-        draw = guide(x, y)
+        draw = guide(*data)
         pyro.set_rng_seed(3)
-        twin = other(x, y)
+        twin = other(*data)
         assert all(torch.equal(draw[name], twin[name]) for name in draw)
 
-    def test_loading_into_a_guide_without_parameters_says_to_set_it_up(self) -> None:
-        x, y = self._data()
-        guide = self.make(weights_model)
-        guide.setup(x, y)
+    def test_loading_into_a_guide_without_parameters_says_to_set_it_up(
+        self, guide: AutoPerSite
+    ) -> None:
         with pytest.raises(RuntimeError, match="setup"):
             self.make(weights_model).load_state_dict(guide.state_dict())
 
-    def test_copying_and_saving_leave_the_original_usable(self) -> None:
-        x, y = self._data()
+    def test_copying_and_saving_leave_the_original_usable(self, data: Data) -> None:
         for called_before in (False, True):
             guide = self.make(weights_model)
             if called_before:
-                guide(x, y)
+                guide(*data)
             twin = copy.deepcopy(guide)
             torch.save(guide, io.BytesIO())
-            assert set(guide(x, y)) == set(twin(x, y))
+            assert set(guide(*data)) == set(twin(*data))
 
-    def test_a_copy_trains_on_its_own(self) -> None:
-        guide, x, y = self._guide_and_data()
+    def test_a_copy_trains_on_its_own(self, guide: AutoPerSite, data: Data) -> None:
         twin = copy.deepcopy(guide)
         before = {name: value.clone() for name, value in guide.median().items()}
-        _trained(weights_model, twin, x, y)
-        guide(x, y)
+        _trained(weights_model, twin, *data)
+        guide(*data)
         assert all(torch.equal(guide.median()[name], before[name]) for name in before)
         assert not torch.equal(twin.median()["layer.weight"], before["layer.weight"])
 
-    def test_two_guides_of_one_class_share_nothing(self) -> None:
-        first, x, y = self._guide_and_data()
+    def test_two_guides_of_one_class_share_nothing(self, guide: AutoPerSite, data: Data) -> None:
         second = self.make(weights_model)
-        second(x, y)
+        second(*data)
         before = second.median()["layer.bias"].clone()
-        _trained(weights_model, first, x, y)
-        second(x, y)
+        _trained(weights_model, guide, *data)
+        second(*data)
         assert torch.equal(second.median()["layer.bias"], before)
 
-    def test_the_posterior_is_detached_and_stays_as_it_was(self) -> None:
-        guide, x, y = self._guide_and_data()
+    def test_the_posterior_is_detached_and_stays_as_it_was(
+        self, guide: AutoPerSite, data: Data
+    ) -> None:
         posterior = guide.posterior()
         value = posterior["layer.weight"].sample()
         before = posterior["layer.weight"].log_prob(value)
         assert not before.requires_grad
-        _trained(weights_model, guide, x, y, steps=1)
+        _trained(weights_model, guide, *data, steps=1)
         assert torch.equal(posterior["layer.weight"].log_prob(value), before)
         assert bool((posterior["noise"].sample((50,)) > 0).all())
 
-    def test_a_loss_at_the_median_is_finite_and_silent(self) -> None:
-        guide, x, y = self._guide_and_data()
+    def test_a_loss_at_the_median_is_finite_and_silent(
+        self, guide: AutoPerSite, data: Data
+    ) -> None:
         at_median = poutine.condition(guide, data=guide.median())
-        trace = poutine.trace(at_median).get_trace(x, y)
+        trace = poutine.trace(at_median).get_trace(*data)
         trace.compute_log_prob()
         assert bool(torch.isfinite(torch.as_tensor(trace.log_prob_sum()).detach()))
 
-    def test_quantiles_are_those_of_draws(self) -> None:
+    def test_quantiles_are_those_of_draws(self, guide: AutoPerSite) -> None:
         if not self.has_quantiles:
             pytest.skip("the guide has no quantiles")
-        guide, *_ = self._guide_and_data()
         levels = [0.1, 0.5, 0.75]
-        quantiles, posterior = guide.quantiles(levels), guide.posterior()
+        quantiles = guide.quantiles(levels)
+        posterior = guide.posterior()
         for name in ("layer.weight", "noise"):
             draws = posterior[name].sample((NUM_PARTICLES,))
             for level, quantile in zip(levels, quantiles[name], strict=True):
