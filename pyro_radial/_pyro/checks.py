@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
 
+Checked = TypeVar("Checked")
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
 
 
@@ -24,7 +25,7 @@ def check_flag(argument: str, value: object) -> bool:
     return value
 
 
-def check_function(argument: str, value: object) -> Any:
+def check_function(argument: str, value: Checked) -> Checked:
     """The value, or a ValueError that names the argument if it cannot be called, or is a class."""
     check_types(Callable, **{argument: value})
     return value
@@ -37,7 +38,9 @@ def check_list(argument: str, values: object) -> list[Any]:
     return list(values)
 
 
-def check_each(check: Callable[[str, Any], Any], argument: str, values: object) -> list[Any]:
+def check_each(
+    check: Callable[[str, Any], Checked], argument: str, values: object
+) -> list[Checked]:
     """All values as a check returns them, or a ValueError that names the argument, or the value by its place."""
     return [
         check(f"{argument}[{place}]", value)
@@ -56,7 +59,7 @@ def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -
     raise ValueError(f"{argument} must be a shape that {tuple(smaller)} expands to, got {value!r}")
 
 
-def joint_shape(owner: str, /, **shapes: Any) -> torch.Size:
+def joint_shape(owner: str, /, **shapes: object) -> torch.Size:
     """The shape that several broadcast to, or a ValueError that names the owner and the arguments."""
     sizes = [check_shape(f"{owner}: {argument}", shape) for argument, shape in shapes.items()]
     try:
@@ -68,7 +71,7 @@ def joint_shape(owner: str, /, **shapes: Any) -> torch.Size:
         ) from None
 
 
-def optional(check: Callable[[str, Any], Any], argument: str, value: object) -> Any:
+def optional(check: Callable[[str, Any], Checked], argument: str, value: object) -> Checked | None:
     """None, or the value as a check returns it."""
     return None if value is None else check(argument, value)
 
@@ -178,12 +181,12 @@ def has_state(thing: object) -> bool:
     return bool(_state_methods(thing))
 
 
-def states(things: Mapping[str, Any]) -> dict[str, Any]:
+def states(things: Mapping[str, object]) -> dict[str, Any]:
     """The states of the things that have one, by name."""
     return {name: _state_methods(thing)[0]() for name, thing in things.items() if has_state(thing)}
 
 
-def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def load_states(things: Mapping[str, object], saved: Mapping[str, object]) -> None:
     """Load the states that :func:`states` returned; raises a ValueError before any if a thing has no state."""
     for name in saved:
         if not has_state(things.get(name)):

@@ -6,7 +6,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from importlib import import_module
 from operator import attrgetter
@@ -39,7 +39,8 @@ from torch import Tensor, compiler, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
@@ -145,8 +146,7 @@ def initial_scale(guide: Any) -> float:
 
 def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
     """The location and scale of a site in Pyro's ``AutoNormal``."""
-    loc, scale = guide._get_loc_and_scale(name)
-    return loc, scale
+    return guide._get_loc_and_scale(name)
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
@@ -163,13 +163,13 @@ def forget_stored(root: str) -> None:
     """Remove the parameters of a module and its submodules from Pyro's parameter store, replaced ones included."""
     store = pyro.get_param_store()
     below = (f"{root}.", f"{root}$$$")
-    for name in [name for name in list(store._params) if name.startswith(below)]:
-        store._params.pop(name, None)
-        store._constraints.pop(name, None)
-    for tensor in [
-        tensor for tensor, name in list(store._param_to_name.items()) if name.startswith(below)
-    ]:
-        store._param_to_name.pop(tensor, None)
+    for name in list(store._params):
+        if name.startswith(below):
+            store._params.pop(name, None)
+            store._constraints.pop(name, None)
+    for tensor, name in list(store._param_to_name.items()):
+        if name.startswith(below):
+            store._param_to_name.pop(tensor, None)
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int]:
@@ -178,14 +178,10 @@ def addresses(tensors: Sequence[Tensor]) -> list[int]:
         return list(map(Tensor.data_ptr, tensors))
 
 
-def reader_of_setting(name: str) -> Callable[[], Any]:
+def reader_of_setting(name: str) -> Callable[[], object]:
     """A faster ``pyro.settings.get`` of one setting."""
     module, path, _ = pyro.settings._REGISTRY[name]
-    *parts, last = path.split(".")
-    holder: Any = import_module(module)
-    for part in parts:
-        holder = getattr(holder, part)
-    return partial(getattr, holder, last)
+    return partial(attrgetter(path), import_module(module))
 
 
 def standard_gamma(shape: Tensor) -> Tensor:
@@ -209,8 +205,7 @@ def adopt(module: PyroModule, name: str, of: PyroModule | None = None) -> None:
 
 def stored_parameters() -> dict[str, Tensor]:
     """The dict of unconstrained parameters in Pyro's store."""
-    stored: dict[str, Tensor] = pyro.get_param_store()._params
-    return stored
+    return pyro.get_param_store()._params
 
 
 def handlers_around() -> bool:
@@ -230,71 +225,68 @@ def constant_in_graphs(function: F) -> F:
     return function
 
 
-def record_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
+def record_graph(function: Callable[..., object], inputs: Sequence[Tensor]) -> GraphModule:
     """Record the operations of a function of tensors by running it."""
     # Without a shared mode of fake tensors, each result makes its own, with the whole call stack.
     with tracing(TracingContext(FakeTensorMode())):
         return make_fx(function)(*inputs)
 
 
-def untraced() -> AbstractContextManager[Any]:
-    """Run operations in the block without recording them."""
-    return disable_proxy_modes_tracing()
-
-
 @contextmanager
 def host_reads_removed() -> Iterator[None]:
     """Replace the functions with which Pyro's losses read numbers on the host, to return them and to warn."""
-    replaced = [
+    patches: list[tuple[object, str, Callable[..., object]]] = [
+        # For distributions that were made with validation on.
+        (torch.distributions.Distribution, "_validate_sample", lambda *args: None),
+        # Losses that enumerate compare scales, and leave out where a probability is zero; a NaN among the scales stays.
+        (traceenum_elbo, "_get_common_scale", lambda scales: reduce(_maximum, scales)),
+        (Dice, "compute_expectation", _expectation),
         (
             infer_util,
-            "torch_item",
-            lambda value: value.detach() if isinstance(value, Tensor) else value,
+            "_fulldot",
+            lambda prob, cost: (prob * cost.masked_fill(prob <= 0, 0.0)).sum(),
         ),
-        (pyro.util, "warn_if_nan", lambda *args: None),
     ]
-    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
-    patches: list[tuple[Any, str, Any]] = [
-        (module, name, function)
-        for origin, name, function in replaced
-        for module in modules
-        if vars(module).get(name) is getattr(origin, name)
-    ]
-    # For distributions that were made with validation on.
-    patches.append((torch.distributions.Distribution, "_validate_sample", lambda *args: None))
-    # Losses that enumerate compare scales, and leave out where a probability is zero; a NaN among the scales stays.
-    patches.append((traceenum_elbo, "_get_common_scale", lambda scales: reduce(_maximum, scales)))
-    patches.append((Dice, "compute_expectation", _expectation))
-    patches.append(
-        (infer_util, "_fulldot", lambda prob, cost: (prob * cost.masked_fill(prob <= 0, 0.0)).sum())
-    )
+    readers = {infer_util.torch_item: _unread, pyro.util.warn_if_nan: lambda *args: None}
+    for module in list(sys.modules.values()):
+        for reader, replacement in readers.items():
+            name = reader.__name__
+            if isinstance(module, ModuleType) and vars(module).get(name) is reader:
+                patches.append((module, name, replacement))
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(mock.patch.object(*patch))
         yield
 
 
-def _maximum(one: Any, other: Any) -> Tensor:
-    one, other = (
-        scale if isinstance(scale, Tensor) else torch.as_tensor(scale) for scale in (one, other)
-    )
-    return torch.maximum(one, other)
+def _unread(value: object) -> object:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _maximum(one: object, other: object) -> Tensor:
+    return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
 
 
 class Replaced(TorchFunctionMode):
     """Call other functions in place of some of torch's."""
 
-    def __init__(self, functions: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, functions: Mapping[object, Callable[..., object]]) -> None:
         super().__init__()
         self.functions = functions
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
 def _expectation(
-    dice: object, costs: object, compute: Callable[..., Any] = Dice.compute_expectation
-) -> Any:
+    dice: object, costs: object, compute: Callable[..., object] = Dice.compute_expectation
+) -> object:
     """Do not ask on the host whether all probabilities are positive."""
     with Replaced({Tensor.all: lambda mask: True}):
         return compute(dice, costs)
@@ -306,7 +298,8 @@ def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
         parameter.grad = left
         hook(parameter)
-        left, parameter.grad = parameter.grad, None
+        left = parameter.grad
+        parameter.grad = None
     return left
 
 
@@ -329,7 +322,7 @@ class CompilerMissingError(RuntimeError):
 
 
 def compile_graph(
-    module: GraphModule, examples: Sequence[Tensor], options: Mapping[str, Any]
+    module: GraphModule, examples: Sequence[Tensor], options: Mapping[str, object]
 ) -> Callable[..., Sequence[Tensor]]:
     """Compile a graph by inductor, without the guards of ``torch.compile``.
 
@@ -346,9 +339,7 @@ def compile_graph(
         # Its advice, such as on lower precision, is no reason to fail where warnings are errors.
         with tracing(TracingContext(shapes)), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compiled: Callable[..., Sequence[Tensor]] = inductor(
-                module, fakes, options=dict(options)
-            )
+            return inductor(module, fakes, options=dict(options))
     except Exception as error:
         causes = [
             error,
@@ -359,7 +350,6 @@ def compile_graph(
         if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
             raise CompilerMissingError(str(error).splitlines()[0]) from error
         raise
-    return compiled
 
 
 def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str, float]]:
@@ -375,10 +365,9 @@ def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str
     return settings, dict(clips(*parts) if callable(clips) else clips)
 
 
-def optimizer_state_waiting(optim: PyroOptim) -> dict[str, Any]:
+def optimizer_state_waiting(optim: PyroOptim) -> dict[str, object]:
     """The loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet."""
-    waiting: dict[str, Any] = optim._state_waiting_to_be_consumed
-    return waiting
+    return optim._state_waiting_to_be_consumed
 
 
 def steps_stop(optimizer: Optimizer) -> bool:

@@ -31,7 +31,7 @@ class _Owner:
             _owners[name] = self
             weakref.finalize(self, forget_stored, name).atexit = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Owner":
+    def __deepcopy__(self, memo: dict[int, object]) -> "_Owner":
         return self
 
     def __reduce__(self) -> tuple[type["_Owner"], tuple[()]]:
@@ -77,7 +77,7 @@ class UniquelyNamed(PyroModule):
         super().__init__(*args, **kwargs)
         self._take_fresh_name()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         # deepcopy and unpickling both call this.
         super().__setstate__(state)
         if stored_name(self) == self._root_name:

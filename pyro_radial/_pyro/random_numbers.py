@@ -56,11 +56,11 @@ def _after_fork(in_child: bool) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    after = {
-        "after_in_parent": partial(_after_fork, False),
-        "after_in_child": partial(_after_fork, True),
-    }
-    os.register_at_fork(before=_before_fork, **after)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=partial(_after_fork, False),
+        after_in_child=partial(_after_fork, True),
+    )
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -119,7 +119,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def seeded_elsewhere(seed: int) -> Iterator[None]:
     """Seed Python's and NumPy's generators inside the block and restore them afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     try:
