@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributions import Gamma, InverseGamma, LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import ExpTransform
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.special import check_float
 
 
@@ -54,7 +53,6 @@ def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
 
     It turns a posterior on the two factors of a half-Cauchy variable into a posterior on the variable.
     """
-    check_types(LogNormal, first=first, second=second)
     return dist.LogNormal(
         0.5 * (first.loc + second.loc), 0.5 * torch.hypot(first.scale, second.scale)
     )
@@ -66,7 +64,6 @@ def log_mode(distribution: LogNormal) -> Tensor:
     For ``sqrt_product(a, b)`` it is :math:`\tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)`, the score
     for pruning. Oh et al. (2019), section 3.3, use the mode of the product, without the root.
     """
-    check_types(LogNormal, distribution=distribution)
     return distribution.loc - distribution.scale.square()
 
 

@@ -23,7 +23,7 @@ from torch.distributions import (
 
 from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype, expanding
 from pyro_radial.distributions.wrappers import expanded
 
 
@@ -54,20 +54,32 @@ class RadialDirectional(TorchDistribution):
         (torch.Size([200]), torch.Size([784]))
     """
 
-    arg_constraints: dict[str, Any] = {}
+    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.real_vector
 
     def __init__(self, radius: Any, direction: Any, *, validate_args: bool | None = None) -> None:
         check_types(bool | None, validate_args=validate_args)
-        _check(radius, direction)
+        check_types(Distribution, radius=radius, direction=direction)
+        if len(radius.event_shape) != 0 or radius.support.is_discrete or is_real(radius.support):
+            raise ValueError(
+                f"RadialDirectional: radius must be a positive univariate distribution, got {type(radius).__name__} of "
+                f"event shape {tuple(radius.event_shape)} on {radius.support}"
+            )
+        if len(direction.event_shape) != 1 or not is_on_sphere(direction.support):
+            raise ValueError(
+                "RadialDirectional: direction must be a distribution of unit vectors, got "
+                f"{type(direction).__name__} of event shape {tuple(direction.event_shape)} on {direction.support}"
+            )
+        if direction.event_shape[0] < 2:
+            raise ValueError(
+                "RadialDirectional: direction must have at least two dimensions, got one"
+            )
         batch_shape = joint_shape(
             "RadialDirectional", radius=radius.batch_shape, direction=direction.batch_shape
         )
         # Both have the full batch, so that each element has its own draws.
-        self.radius, self.direction = (
-            expanded(radius, batch_shape),
-            expanded(direction, batch_shape),
-        )
+        self.radius = expanded(radius, batch_shape)
+        self.direction = expanded(direction, batch_shape)
         super().__init__(batch_shape, direction.event_shape, validate_args=validate_args)
 
     @property
@@ -79,14 +91,9 @@ class RadialDirectional(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None
     ) -> "RadialDirectional":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = self._get_checked_instance(RadialDirectional, _instance)
-        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
-        new.radius, new.direction = (
-            expanded(self.radius, batch_shape),
-            expanded(self.direction, batch_shape),
-        )
-        super(RadialDirectional, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
+        new = expanding(self, RadialDirectional, batch_shape, _instance)
+        new.radius = expanded(self.radius, new.batch_shape)
+        new.direction = expanded(self.direction, new.batch_shape)
         return new
 
     @property
@@ -97,7 +104,8 @@ class RadialDirectional(TorchDistribution):
     @property
     def variance(self) -> Tensor:
         """Return the variance of each element; the elements are not independent."""
-        mean, variance = self.radius.mean.unsqueeze(-1), self.radius.variance.unsqueeze(-1)
+        mean = self.radius.mean.unsqueeze(-1)
+        variance = self.radius.variance.unsqueeze(-1)
         mean_square = self.direction.variance + self.direction.mean.square()
         # E[r^2] E[u^2] - E[r]^2 E[u]^2, without the difference of large numbers.
         return variance * mean_square + mean.square() * self.direction.variance
@@ -137,8 +145,8 @@ class RadialDirectional(TorchDistribution):
         :raises NotImplementedError: if E[log r] has no formula here; it has one for ``LogNormal``, ``HalfNormal``,
             ``Gamma``, ``InverseGamma`` and ``HalfCauchy``.
         """
-        entropy: Tensor = self.radius.entropy() + self.direction.entropy()
-        return entropy + (self._dim - 1) * mean_log(self.radius)
+        mean_jacobian = (self._dim - 1) * mean_log(self.radius)
+        return self.radius.entropy() + self.direction.entropy() + mean_jacobian
 
     @property
     def _dim(self) -> int:
@@ -169,20 +177,3 @@ def mean_log(distribution: Distribution) -> Tensor:
 def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:
     """Return the KL of the radii plus that of the directions: the Jacobian is the same on both sides."""
     return kl_divergence(q.radius, p.radius) + kl_divergence(q.direction, p.direction)
-
-
-def _check(radius: Any, direction: Any) -> None:
-    """Raise an error that names the argument, if its shape or support does not fit."""
-    check_types(Distribution, radius=radius, direction=direction)
-    if len(radius.event_shape) != 0 or radius.support.is_discrete or is_real(radius.support):
-        raise ValueError(
-            f"RadialDirectional: radius must be a positive univariate distribution, got {type(radius).__name__} of "
-            f"event shape {tuple(radius.event_shape)} on {radius.support}"
-        )
-    if len(direction.event_shape) != 1 or not is_on_sphere(direction.support):
-        raise ValueError(
-            f"RadialDirectional: direction must be a distribution of unit vectors, got {type(direction).__name__} of "
-            f"event shape {tuple(direction.event_shape)} on {direction.support}"
-        )
-    if direction.event_shape[0] < 2:
-        raise ValueError("RadialDirectional: direction must have at least two dimensions, got one")

@@ -24,9 +24,11 @@ from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
 from pyro_radial.distributions.special import (
     MEAN_LOG_HALF_NORMAL,
+    accumulated,
     accumulation_dtype,
     check_float,
     event_sum,
+    expanding,
     log_sphere_area,
 )
 
@@ -83,8 +85,8 @@ class RadialNormal(TorchDistribution):
         self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None
     ) -> None:
         check_types(bool | None, validate_args=validate_args)
-        for name, argument in (("loc", loc), ("scale", scale)):
-            check_float("RadialNormal", name, argument)
+        check_float("RadialNormal", "loc", loc)
+        check_float("RadialNormal", "scale", scale)
         joint_shape(
             "RadialNormal", loc=getattr(loc, "shape", ()), scale=getattr(scale, "shape", ())
         )
@@ -115,12 +117,9 @@ class RadialNormal(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "RadialNormal | None" = None
     ) -> "RadialNormal":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = self._get_checked_instance(RadialNormal, _instance)
-        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
-        new.loc = self.loc.expand(batch_shape + self.event_shape)
-        new.scale = self.scale.expand(batch_shape + self.event_shape)
-        super(RadialNormal, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
+        new = expanding(self, RadialNormal, batch_shape, _instance)
+        new.loc = self.loc.expand(new.batch_shape + self.event_shape)
+        new.scale = self.scale.expand(new.batch_shape + self.event_shape)
         return new
 
     @property
@@ -168,7 +167,7 @@ class RadialNormal(TorchDistribution):
         if self.num_elements == 1:
             # As for a normal: the distance has no derivative at loc, its square has two.
             noise = (value - self.loc) / self.scale
-            squares = noise.to(accumulation_dtype(noise)).square()
+            squares = accumulated(noise).square()
             unit_density = event_sum(-0.5 * squares, self.event_dim) - 0.5 * math.log(2.0 * math.pi)
         else:
             unit_density = self._log_unit_density(
@@ -228,7 +227,7 @@ class _Distance(torch.autograd.Function):
         return _event_norm((value - loc) / scale, event_dim)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.event_dim = inputs[3]
         ctx.save_for_backward(*inputs[:3], output)
         ctx.save_for_forward(*inputs[:3], output)
@@ -250,20 +249,18 @@ class _Distance(torch.autograd.Function):
         share = torch.where(rho > 0, grad / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
         by_value = unit * _unsqueeze(share, ctx.event_dim).to(unit.dtype) / scale
-        by_loc, by_scale = (
+        return (
+            by_value.sum_to_size(value.shape),
             -by_value.sum_to_size(loc.shape),
             (-by_value * unit).sum_to_size(scale.shape),
+            None,
         )
-        return by_value.sum_to_size(value.shape), by_loc, by_scale, None
 
 
 def _event_norm(tensor: Tensor, event_dim: int) -> Tensor:
     """Return the norm over the last dimensions in the accumulation dtype; float32 is off by 1e-3 for D = 1e7."""
     dims = tuple(range(-event_dim, 0))
-    dtype = accumulation_dtype(tensor)
-    return (
-        torch.linalg.vector_norm(tensor, dim=dims, dtype=dtype) if dims else tensor.to(dtype).abs()
-    )
+    return torch.linalg.vector_norm(tensor, dim=dims, dtype=accumulation_dtype(tensor))
 
 
 def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:

@@ -4,12 +4,14 @@
 """Numbers and sums that the distributions and their divergences share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
+from pyro_radial._pyro.checks import check_shape
 from pyro_radial._pyro.compat import is_traced
 
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
@@ -23,10 +25,15 @@ def accumulation_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
+def accumulated(tensor: Tensor) -> Tensor:
+    """Return the tensor in the accumulation dtype."""
+    return tensor.to(accumulation_dtype(tensor))
+
+
 def event_sum(tensor: Tensor, event_dim: int) -> Tensor:
     """Sum over the last dimensions, with a result in the accumulation dtype."""
-    dims, dtype = tuple(range(-event_dim, 0)), accumulation_dtype(tensor)
-    return tensor.sum(dims, dtype=dtype) if dims else tensor.to(dtype)
+    dims = tuple(range(-event_dim, 0))
+    return tensor.sum(dims, dtype=accumulation_dtype(tensor)) if dims else accumulated(tensor)
 
 
 def row_sum(tensor: Tensor) -> Tensor:
@@ -47,15 +54,23 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     # Other devices and compilers have their own ways.
     if is_traced() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
         return function(*tensors)
-    parts = [
-        function(*part)
-        for part in zip(*(tensor.flatten().split(size) for tensor in tensors), strict=True)
-    ]
-    joined = torch.cat(parts, -1)
+    split = [tensor.flatten().split(size) for tensor in tensors]
+    joined = torch.cat([function(*part) for part in zip(*split, strict=True)], -1)
     return joined.reshape(joined.shape[:-1] + shape)
 
 
-def check_float(distribution: str, name: str, argument: Any) -> None:
+def expanding(
+    distribution: TorchDistribution, cls: type, batch_shape: Sequence[int], instance: object
+) -> Any:
+    """Return what ``expand`` of a class begins with: an instance of this batch shape, without parameters."""
+    new = distribution._get_checked_instance(cls, instance)
+    shape = check_shape("batch_shape", batch_shape, distribution.batch_shape)
+    TorchDistribution.__init__(new, shape, distribution.event_shape, validate_args=False)
+    new._validate_args = distribution._validate_args
+    return new
+
+
+def check_float(distribution: str, name: str, argument: object) -> None:
     """Raise an error unless the argument is a floating-point tensor or a number."""
     if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
         raise TypeError(f"{distribution}: {name} must be a tensor or a number, got {argument!r}")

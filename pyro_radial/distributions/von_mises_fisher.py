@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import finite_nonnegative
-from pyro_radial.distributions.special import accumulation_dtype, check_float, log_sphere_area
+from pyro_radial.distributions.special import accumulated, check_float, expanding, log_sphere_area
 from pyro_radial.distributions.vmf import functions
 from pyro_radial.distributions.vmf.sampling import (
     sample_direction,
@@ -60,14 +60,17 @@ class VonMisesFisherStable(TorchDistribution):
 
     def __init__(self, loc: Tensor, concentration: Any, validate_args: bool | None = None) -> None:
         check_types(bool | None, validate_args=validate_args)
-        loc, concentration = _checked(type(self).__name__, loc, concentration)
-        batch_shape = joint_shape(
-            type(self).__name__, loc=loc.shape[:-1], concentration=concentration.shape
-        )
-        self.loc, self.concentration = (
-            loc.expand(batch_shape + loc.shape[-1:]),
-            concentration.expand(batch_shape),
-        )
+        name = type(self).__name__
+        if not isinstance(loc, Tensor) or loc.dim() == 0:
+            raise ValueError(f"{name}: loc must be a tensor of unit vectors, got {loc!r}")
+        check_float(name, "loc", loc)
+        check_float(name, "concentration", concentration)
+        dtype = None if isinstance(concentration, Tensor) else loc.dtype
+        concentration = torch.as_tensor(concentration, device=loc.device, dtype=dtype)
+        _check_dim(name, "the last dimension of loc", loc.shape[-1])
+        batch_shape = joint_shape(name, loc=loc.shape[:-1], concentration=concentration.shape)
+        self.loc = loc.expand(batch_shape + loc.shape[-1:])
+        self.concentration = concentration.expand(batch_shape)
         super().__init__(batch_shape, torch.Size(loc.shape[-1:]), validate_args=validate_args)
 
     @staticmethod
@@ -76,22 +79,18 @@ class VonMisesFisherStable(TorchDistribution):
     ) -> tuple[torch.Size, torch.Size]:
         """Return batch and event shape from the shapes of the arguments, without making a distribution."""
         rows = check_shape("loc", loc, torch.Size([1]))
-        return joint_shape(
+        batch_shape = joint_shape(
             "VonMisesFisherStable", loc=rows[:-1], concentration=concentration
-        ), rows[-1:]
+        )
+        return batch_shape, rows[-1:]
 
     def expand(
         self, batch_shape: Sequence[int], _instance: "VonMisesFisherStable | None" = None
     ) -> "VonMisesFisherStable":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = self._get_checked_instance(VonMisesFisherStable, _instance)
-        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
-        new.loc = self.loc.expand(batch_shape + self.event_shape)
-        new.concentration = self.concentration.expand(batch_shape)
-        super(VonMisesFisherStable, new).__init__(
-            batch_shape, self.event_shape, validate_args=False
-        )
-        new._validate_args = self._validate_args
+        new = expanding(self, VonMisesFisherStable, batch_shape, _instance)
+        new.loc = self.loc.expand(new.batch_shape + self.event_shape)
+        new.concentration = self.concentration.expand(new.batch_shape)
         return new
 
     @property
@@ -137,14 +136,15 @@ class VonMisesFisherStable(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        concentration = _accumulated(self)
+        # In the accumulation dtype here and below, so that results are rounded once.
+        concentration = accumulated(self.concentration)
         distance = (value - self.loc).square().sum(-1, dtype=concentration.dtype)
         peak = functions.log_vmf_peak(concentration, self.dim) - log_sphere_area(self.dim)
         return (peak - 0.5 * concentration * distance).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
         """Return the exact entropy in nats, ``[*batch]``: the sphere's log-area minus the KL to the uniform."""
-        kl = functions.vmf_kl_to_uniform(_accumulated(self), self.dim)
+        kl = functions.vmf_kl_to_uniform(accumulated(self.concentration), self.dim)
         return (log_sphere_area(self.dim) - kl).to(self.loc.dtype)
 
     def _column(self, rows: Tensor) -> Tensor:
@@ -203,13 +203,8 @@ class HypersphericalUniform(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "HypersphericalUniform | None" = None
     ) -> "HypersphericalUniform":
         """Return the same distribution with a larger batch shape."""
-        new = self._get_checked_instance(HypersphericalUniform, _instance)
+        new = expanding(self, HypersphericalUniform, batch_shape, _instance)
         new.like = self.like
-        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
-        super(HypersphericalUniform, new).__init__(
-            batch_shape, self.event_shape, validate_args=False
-        )
-        new._validate_args = self._validate_args
         return new
 
     @property
@@ -251,31 +246,27 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
     Source: Oh, Adamczewski and Park (2019), eq. 34 and 36. Their gradients have a wrong sign in one term; the
     derivative in :math:`\kappa_q` is :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)`.
     """
-    q_rows, p_rows = _accumulated(q), _accumulated(p)
+    q_rows = accumulated(q.concentration)
+    p_rows = accumulated(p.concentration)
     gap = 0.5 * (q.loc - p.loc).square().sum(-1, dtype=q_rows.dtype)
     return functions.vmf_kl(q_rows, p_rows, gap, q.dim).to(q.loc.dtype)
 
 
 def kl_von_mises_fisher_to_uniform(q: VonMisesFisherStable, p: HypersphericalUniform) -> Tensor:
     """Return the KL to the uniform distribution: the log-area of the sphere minus the entropy."""
-    kl = functions.vmf_kl_to_uniform(_accumulated(q), q.dim).to(q.loc.dtype)
+    kl = functions.vmf_kl_to_uniform(accumulated(q.concentration), q.dim).to(q.loc.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform_to_von_mises_fisher(q: HypersphericalUniform, p: VonMisesFisherStable) -> Tensor:
     r"""Return the KL from the uniform to a von Mises-Fisher distribution: :math:`L(\kappa)`."""
-    kl = functions.log_mean_exp_cosine(_accumulated(p), q.dim).to(q.like.dtype)
+    kl = functions.log_mean_exp_cosine(accumulated(p.concentration), q.dim).to(q.like.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform(q: HypersphericalUniform, p: HypersphericalUniform) -> Tensor:
     """Return the KL between two uniform distributions on the same sphere: zero."""
     return q.like.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
-
-
-def _accumulated(distribution: VonMisesFisherStable) -> Tensor:
-    """Return the concentration in the accumulation dtype, so that results are rounded once."""
-    return distribution.concentration.to(accumulation_dtype(distribution.concentration))
 
 
 def _check_dim(distribution: str, name: str, dim: int) -> None:
@@ -285,15 +276,3 @@ def _check_dim(distribution: str, name: str, dim: int) -> None:
             f"{distribution}: {name} must be at least 2, got {dim}; in one dimension a direction is a sign: use a "
             "distribution of signs, such as a Rademacher or Bernoulli one, or a normal"
         )
-
-
-def _checked(distribution: str, loc: object, concentration: object) -> tuple[Tensor, Tensor]:
-    """Return both arguments as floating-point tensors, or raise an error that names the argument."""
-    if not isinstance(loc, Tensor) or loc.dim() == 0:
-        raise ValueError(f"{distribution}: loc must be a tensor of unit vectors, got {loc!r}")
-    check_float(distribution, "loc", loc)
-    check_float(distribution, "concentration", concentration)
-    dtype = None if isinstance(concentration, Tensor) else loc.dtype
-    concentration = torch.as_tensor(concentration, device=loc.device, dtype=dtype)
-    _check_dim(distribution, "the last dimension of loc", loc.shape[-1])
-    return loc, concentration

@@ -195,13 +195,3 @@ def test_the_log_mode_is_where_the_density_is_largest():
     torch.testing.assert_close(log_mode(distribution).exp(), distribution.mode)
     grid = distribution.mode * torch.linspace(0.5, 2.0, 1501, dtype=torch.double)
     assert float(grid[distribution.log_prob(grid).argmax()]) == pytest.approx(float(distribution.mode), rel=1e-3)
-
-
-def test_what_is_not_log_normal_is_refused_by_name():
-    distribution = dist.LogNormal(0.0, 1.0)
-    with pytest.raises(ValueError, match=r"second .* Gamma"):
-        sqrt_product(distribution, dist.Gamma(1.0, 1.0))
-    with pytest.raises(ValueError, match=r"first .* Normal"):
-        sqrt_product(dist.Normal(0.0, 1.0), distribution)
-    with pytest.raises(ValueError, match=r"distribution .* Normal"):
-        log_mode(dist.Normal(0.0, 1.0))

@@ -11,7 +11,6 @@ size, in float32 too.
 
 import math
 import operator
-from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -47,8 +46,6 @@ class BesselPlan(NamedTuple):
     A series is a tuple of coefficients of powers of :math:`x = 2t - 1`, the highest first.
     """
 
-    dim: int
-    shift: int  # n: the expansion is used at dimension m + 2n
     lam: float  # (m - 1) / 2
     shifted_lam: float  # lambda at dimension m + 2n
     rungs: tuple[int, ...]  # the dimensions m + 2n - 2, ..., m down to which the recurrence steps
@@ -57,7 +54,7 @@ class BesselPlan(NamedTuple):
     curvature: tuple[float, ...]  # H = (2 + t) G + t (1 + t) G'
     integral: tuple[
         float, ...
-    ]  # R, by which the integral of A differs from its leading terms, over 1 - t
+    ]  # R, what the integral of A has beyond its leading terms, over 1 - t
 
 
 def bessel_plan(dim: int) -> BesselPlan:
@@ -84,29 +81,24 @@ def _constant_plan(dim: int) -> BesselPlan:
 def _cached_plan(dim: int) -> BesselPlan:
     lam = 0.5 * (dim - 1)
     shift = max(0, math.ceil(LEAST_LAMBDA - lam))
-    f, r = _ratio_and_integral(lam + shift)
+    # F and R as polynomials in t.
+    ratio = np.zeros(3 * NUM_TERMS)
+    integral = np.zeros(3 * NUM_TERMS)
+    for k, (p, r) in enumerate(zip(*expansion_polynomials(), strict=True)):
+        ratio[: len(p)] += np.array(p, dtype=float) / (lam + shift) ** k
+        integral[: len(r)] += np.array(r, dtype=float) / (lam + shift) ** (k - 1)
+    f = Polynomial(ratio)
     t = Polynomial([0.0, 1.0])
     g = f - (1.0 - t**2) * f.deriv()
     return BesselPlan(
-        dim=dim,
-        shift=shift,
         lam=lam,
         shifted_lam=lam + shift,
         rungs=tuple(range(dim + 2 * shift - 2, dim - 1, -2)),
         ratio=_economise(Polynomial(f.coef[2:])),
         slope=_economise(Polynomial(g.coef[1:])),
         curvature=_economise((2.0 + t) * g + t * (1.0 + t) * g.deriv()),
-        integral=_economise(r),
+        integral=_economise(Polynomial(integral)),
     )
-
-
-def _ratio_and_integral(lam: float) -> tuple[Polynomial, Polynomial]:
-    """F and R as polynomials in t."""
-    f, r = np.zeros(3 * NUM_TERMS), np.zeros(3 * NUM_TERMS)
-    for k, (p, integral) in enumerate(zip(*expansion_polynomials(), strict=True)):
-        f[: len(p)] += np.array(p, dtype=float) / lam**k
-        r[: len(integral)] += np.array(integral, dtype=float) / lam ** (k - 1)
-    return Polynomial(f), Polynomial(r)
 
 
 @lru_cache(maxsize=1)
@@ -170,7 +162,8 @@ class UniformVariables(NamedTuple):
     @property
     def one_minus_a0(self) -> Tensor:
         """1 - a0."""
-        t, u = self.t, self.u
+        t = self.t
+        u = self.u
         return t * (1.0 + u + t) / ((1.0 + u) * (1.0 + t))
 
     @property
@@ -203,20 +196,18 @@ def complement(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 def variance(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """Return A'."""
+    if plan.rungs:
+        *_, (total, _, delta, lam) = _descent(concentration, plan)
+        return (lam + delta) / total.square()
     t = uniform_variables(concentration, plan.shifted_lam).t
-    result = t.square() / (plan.shifted_lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
-    # Only the last rung counts.
-    last = deque(_descent(concentration, plan), maxlen=1)
-    if last:
-        total, _, delta, lam = last[0]
-        result = (lam + delta) / total.square()
-    return result
+    return t.square() / (plan.shifted_lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
 
 
 def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """Return A'', in operations that can be differentiated once more."""
     v = uniform_variables(concentration, plan.shifted_lam)
-    t, lam = v.t, plan.shifted_lam
+    t = v.t
+    lam = plan.shifted_lam
     result = -v.u * t**3 / (lam * (1.0 + t)).square() * _series(plan.curvature, t)
     first = t.square() / (lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
     for total, upper, delta, lam_here in _descent(concentration, plan):
@@ -228,36 +219,41 @@ def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def log_mean_exp(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """Return L."""
-    v = uniform_variables(concentration, plan.shifted_lam)
-    return _upper_log_mean_exp(v, plan) + _log_growth(concentration, plan)
+    """Return L, the log of the mean of exp(kappa w)."""
+    upper = _upper_log_mean_exp(uniform_variables(concentration, plan.shifted_lam), plan)
+    return upper + _log_growth(concentration, plan)
 
 
 def peak(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """Return M = kappa - L."""
-    return _upper_peak(uniform_variables(concentration, plan.shifted_lam), plan) - _log_growth(
-        concentration, plan
-    )
+    upper = _upper_peak(uniform_variables(concentration, plan.shifted_lam), plan)
+    return upper - _log_growth(concentration, plan)
 
 
 def kl_to_uniform(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """Return U = kappa A - L."""
-    v = uniform_variables(concentration, plan.shifted_lam)
-    cosine, gap = mean(concentration, plan), complement(concentration, plan)
-    return _kl_to_uniform(v, cosine, gap, _log_growth(concentration, plan), plan)
+    return _kl_to_uniform(
+        uniform_variables(concentration, plan.shifted_lam),
+        mean(concentration, plan),
+        complement(concentration, plan),
+        _log_growth(concentration, plan),
+        plan,
+    )
 
 
 def _kl_to_uniform(
     v: UniformVariables, cosine: Tensor, gap: Tensor, growth: Tensor | float, plan: BesselPlan
 ) -> Tensor:
     """Return U, given A, 1 - A and what the rungs add to L."""
-    q, t = v.q, v.t
+    q = v.q
+    t = v.t
     log_q = q.log1p()
     top = plan.shifted_lam * (log_q + 2.0 * q * _excess(t, plan)) + _rest(q, log_q, t, plan)
     if not plan.rungs:
         return top
     # Where A and the A of the dimension above are both near 1, their complements tell them apart.
-    by_mean, by_complement = cosine - _upper_mean(v, plan), _upper_complement(v, plan) - gap
+    by_mean = cosine - _upper_mean(v, plan)
+    by_complement = _upper_complement(v, plan) - gap
     rise = torch.where(v.concentration < 1.0, by_mean, by_complement)
     return top + v.concentration * rise - growth
 
@@ -272,9 +268,12 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
     log_ratio = torch.where(near, ((p - q) / torch.where(near, q, 1.0)).log1p(), 0.0)
     integral = by_chunks(partial(_rising_integral, plan=plan), (q, log_ratio), _CHUNK)
     # Both formulas share the walks down the rungs.
-    v_q, v_p = (uniform_variables(side, plan.shifted_lam) for side in (q, p))
-    growth_q, growth_p = _log_growth(q, plan), _log_growth(p, plan)
-    cosine, gap = mean(q, plan), complement(q, plan)
+    v_q = uniform_variables(q, plan.shifted_lam)
+    v_p = uniform_variables(p, plan.shifted_lam)
+    growth_q = _log_growth(q, plan)
+    growth_p = _log_growth(p, plan)
+    cosine = mean(q, plan)
+    gap = complement(q, plan)
     peaked = (
         (_upper_peak(v_q, plan) - growth_q) - (_upper_peak(v_p, plan) - growth_p) + gap * (p - q)
     )
@@ -309,7 +308,8 @@ def _upper_log_mean_exp(v: UniformVariables, plan: BesselPlan) -> Tensor:
 
 def _upper_peak(v: UniformVariables, plan: BesselPlan) -> Tensor:
     """M at dimension m + 2n."""
-    lam, q = plan.shifted_lam, v.q
+    lam = plan.shifted_lam
+    q = v.q
     log_q = q.log1p()
     linear = v.concentration * lam * (1.0 + v.t / (1.0 + v.u)) / (v.h + lam)
     return linear + lam * log_q + _rest(q, log_q, v.t, plan)

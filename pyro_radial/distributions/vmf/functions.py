@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.special import accumulation_dtype, by_chunks
+from pyro_radial.distributions.special import accumulated, by_chunks
 from pyro_radial.distributions.vmf import bessel
 from pyro_radial.distributions.vmf.bessel import bessel_plan
 
@@ -84,9 +84,8 @@ def vmf_kl(
     Source: Oh, Adamczewski and Park (2019), eq. 46, rearranged. Here ``one_minus_cosine`` is :math:`1 - \mu_q \cdot
     \mu_p = \tfrac12 \|\mu_q - \mu_p\|^2`, best computed as that square.
     """
-    names = ("concentration_q", "concentration_p", "one_minus_cosine")
     tensors = (concentration_q, concentration_p, one_minus_cosine)
-    q, p, gap = torch.broadcast_tensors(*map(_to_working_dtype, names, tensors))
+    q, p, gap = torch.broadcast_tensors(*map(accumulated, tensors))
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return (p * gap * _Scalar.apply(q, dim, "mean") + _SameMeanKL.apply(q, p, dim)).to(dtype)
 
@@ -103,7 +102,7 @@ class _Scalar(torch.autograd.Function):
         )
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         concentration, ctx.dim, ctx.name = inputs
         ctx.save_for_backward(concentration)
 
@@ -133,7 +132,7 @@ class _SameMeanKL(torch.autograd.Function):
         return by_chunks(partial(bessel.same_mean_kl, plan=bessel_plan(dim)), (q, p), _CHUNK)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         q, p, ctx.dim = inputs
         ctx.save_for_backward(q, p)
 
@@ -149,11 +148,5 @@ class _SameMeanKL(torch.autograd.Function):
 
 
 def _scalar(name: str, concentration: Tensor, dim: int) -> Tensor:
-    return _Scalar.apply(_to_working_dtype("concentration", concentration), dim, name)
-
-
-def _to_working_dtype(name: str, tensor: Tensor) -> Tensor:
-    """Convert to float64, where the device has it; these are numbers of whole events, so it costs little."""
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    return tensor.to(accumulation_dtype(tensor))
+    # These are numbers of whole events, so float64 costs little.
+    return _Scalar.apply(accumulated(concentration), dim, name)

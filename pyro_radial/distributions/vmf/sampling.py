@@ -11,12 +11,16 @@ axis, which a reflection takes to the mean.
 import math
 from fractions import Fraction
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.polynomial import polynomial as poly
 from torch import Tensor
+
+# Its sum is pairwise, unlike a norm's, and so good to float32 in 1e5 dimensions.
+from torch.linalg import vecdot
 
 from pyro_radial._pyro.compat import constant_in_graphs
 from pyro_radial.distributions.special import accumulation_dtype
@@ -40,7 +44,7 @@ _SLACK = 1e-6
 def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Draw uniform unit vectors of this shape, in the dtype and on the device of ``like``."""
     normal = _normal(shape, _widened(like))
-    return normal.mul_(_column(_dot(normal, normal).rsqrt(), normal)).to(like.dtype)
+    return normal.mul_(_column(vecdot(normal, normal).rsqrt(), normal)).to(like.dtype)
 
 
 def sample_one_minus_cosine(concentration: Tensor, dim: int) -> Tensor:
@@ -55,8 +59,7 @@ def sample_direction(loc: Tensor, one_minus_cosine: Tensor) -> Tensor:
     The vector :math:`\mu + s e_1` is never shorter than :math:`\sqrt 2`; the :math:`\mu - e_1` of Davidson et al.
     (2018) vanishes at :math:`\mu = e_1`.
     """
-    value: Tensor = _Direction.apply(_widened(loc), one_minus_cosine)
-    return value.to(loc.dtype)
+    return _Direction.apply(_widened(loc), one_minus_cosine).to(loc.dtype)
 
 
 class _OneMinusCosine(torch.autograd.Function):
@@ -70,7 +73,7 @@ class _OneMinusCosine(torch.autograd.Function):
         return gap.clamp(limits.tiny**0.5, 2.0 - 2.0 * limits.eps)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         concentration, ctx.dim = inputs
         ctx.save_for_backward(concentration, output)
 
@@ -143,8 +146,8 @@ class _Direction(torch.autograd.Function):
         normal.select(-1, 0).zero_()
         sign, first, q = _reflection(loc, gap)
         cosine = 1.0 - gap
-        length = (gap * (2.0 - gap) / _dot(normal, normal)).sqrt()
-        across = length * _dot(loc, normal)
+        length = (gap * (2.0 - gap) / vecdot(normal, normal)).sqrt()
+        across = length * vecdot(loc, normal)
         value = torch.addcmul(
             normal.mul_(_column(length, loc)), loc, _column(cosine - across / q, loc)
         )
@@ -152,13 +155,14 @@ class _Direction(torch.autograd.Function):
         return value
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         loc, gap, value = ctx.saved_tensors
-        cosine, along = 1.0 - gap, _dot(loc, grad)
+        cosine = 1.0 - gap
+        along = vecdot(loc, grad)
         by_loc = by_gap = None
         if ctx.needs_input_grad[0]:
             sign, _, q = _reflection(loc, gap)
@@ -167,7 +171,7 @@ class _Direction(torch.autograd.Function):
             # The multiple of loc is left out: it would be the gradient in the length, which is fixed at 1.
             by_loc = torch.addcmul(grad * _column(alpha, loc), value, _column(-beta, loc))
         if ctx.needs_input_grad[1]:
-            tangent = _dot(value, grad) - cosine * along
+            tangent = vecdot(value, grad) - cosine * along
             by_gap = cosine / (gap * (2.0 - gap)) * tangent - along
         return by_loc, by_gap
 
@@ -189,11 +193,6 @@ def _normal(shape: tuple[int, ...], like: Tensor) -> Tensor:
     # An exact zero is not rare enough in float32 for a row of one free element.
     normal.select(-1, -1).add_(torch.finfo(like.dtype).eps ** 2)
     return normal
-
-
-def _dot(first: Tensor, second: Tensor) -> Tensor:
-    """Return inner products of rows; the sum is pairwise, unlike a norm's, and so good to float32 in 1e5 dimensions."""
-    return torch.linalg.vecdot(first, second)
 
 
 def _column(rows: Tensor, like: Tensor) -> Tensor:
@@ -230,18 +229,15 @@ def implicit_slope(concentration: Tensor, one_minus_cosine: Tensor, dim: int) ->
     for b in range(top, dim - 1, -2):
         # From kappa (1 - A), two dimensions above, to A and 1 - A without a difference.
         complement = b - gap
-        mean, one_minus_mean = (
-            part / (concentration + complement) for part in (concentration, complement)
-        )
+        mean = concentration / (concentration + complement)
+        one_minus_mean = complement / (concentration + complement)
         gap = mean * complement
         if b < top:
             inner = 1.0 - concentration * (2.0 - one_minus_cosine) * slope
             slope = (one_minus_mean + mean * one_minus_cosine * inner) / (b - 1)
     # Far in the tails the series may leave the exact range.
-    least, most = (
-        one_minus_mean * ((1.0 - _SLACK) / (dim - 1)),
-        (1.0 + mean) * ((1.0 + _SLACK) / (dim - 1)),
-    )
+    least = one_minus_mean * ((1.0 - _SLACK) / (dim - 1))
+    most = (1.0 + mean) * ((1.0 + _SLACK) / (dim - 1))
     return slope.clamp(least, most)
 
 
@@ -257,9 +253,8 @@ def _expansion(concentration: Tensor, one_minus_cosine: Tensor, lam: float) -> T
 
 def _powers(base: Tensor, count: int) -> Tensor:
     """The powers 0, 1, ... of a positive number, in a new last dimension."""
-    return (
-        base.log().unsqueeze(-1) * torch.arange(count, dtype=base.dtype, device=base.device)
-    ).exp()
+    exponents = torch.arange(count, dtype=base.dtype, device=base.device)
+    return (base.log().unsqueeze(-1) * exponents).exp()
 
 
 def _coefficients(lam: float, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -274,14 +269,12 @@ _kept_coefficients = lru_cache(maxsize=256)(_coefficients)
 @constant_in_graphs
 def _table(lam: float) -> list[list[float]]:
     """Sum as many terms as are needed."""
-    terms = [
+    scaled = (
         np.array(gamma, dtype=float) / lam ** (k + 1) for k, gamma in enumerate(slope_polynomials())
-    ]
-    count = next(
-        (k for k, term in enumerate(terms) if _largest_share(term, lam) < _TOLERANCE), len(terms)
     )
-    table = np.zeros_like(terms[count - 1])
-    for term in terms[:count]:
+    terms = list(takewhile(lambda term: _largest_share(term, lam) >= _TOLERANCE, scaled))
+    table = np.zeros_like(terms[-1])
+    for term in terms:
         table[: term.shape[0], : term.shape[1]] += term
     return table.tolist()
 
@@ -290,10 +283,12 @@ def _largest_share(term: np.ndarray, lam: float) -> float:
     """Return the largest ratio of a term to the leading one where draws lie."""
     t = np.linspace(0.01, 1.0, 100)
     stddev = 0.5 * t * np.sqrt((1.0 - t) / lam)
-    return max(
-        float(np.abs(poly.polyval2d(s, t, term) * 2.0 * lam / s).max())
-        for s in (t / (1.0 + z * stddev) for z in _STDDEVS)
-    )
+    largest = 0.0
+    for z in _STDDEVS:
+        s = t / (1.0 + z * stddev)
+        share = np.abs(poly.polyval2d(s, t, term) * 2.0 * lam / s)
+        largest = max(largest, float(share.max()))
+    return largest
 
 
 @lru_cache(maxsize=1)

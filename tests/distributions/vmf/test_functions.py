@@ -292,15 +292,3 @@ def test_the_kl_broadcasts_and_answers_in_the_widest_dtype_given():
     assert kl[1, 2, 0] == pytest.approx(float(vmf_kl(q[2, 0], p[0], gap[1, 0, 0], 10)), rel=1e-6)
     for scalar in SCALARS:
         assert scalar(q.half(), 10).dtype == torch.half
-
-
-def test_integer_tensors_are_an_error_that_names_the_argument():
-    one, whole = torch.ones(()), torch.ones((), dtype=torch.long)
-    for scalar in SCALARS:
-        with pytest.raises(ValueError, match=r"^concentration must be a floating-point tensor"):
-            scalar(whole, 3)
-    for position, name in enumerate(("concentration_q", "concentration_p", "one_minus_cosine")):
-        arguments = [one, one, one]
-        arguments[position] = whole
-        with pytest.raises(ValueError, match=rf"^{name} must be a floating-point tensor"):
-            vmf_kl(*arguments, 3)
