@@ -17,7 +17,8 @@ class _Finite(constraints.Constraint):
     """A half-line without infinity; torch's own constraints include it."""
 
     def __init__(self, name: str, half_line: constraints.Constraint) -> None:
-        self.name, self.half_line = name, half_line
+        self.name = name
+        self.half_line = half_line
 
     def check(self, value: Tensor) -> Tensor:
         return self.half_line.check(value) & (value < math.inf)
@@ -43,12 +44,12 @@ finite_positive = _Finite("FinitePositive", constraints.positive)
 finite_nonnegative = _Finite("FiniteNonnegative", constraints.nonnegative)
 
 
-def is_real(support: Any) -> bool:
+def is_real(support: object) -> bool:
     """Return whether a constraint allows every real value, for any shape."""
     return _innermost(support) is constraints.real
 
 
-def is_on_sphere(support: Any) -> bool:
+def is_on_sphere(support: object) -> bool:
     """Return whether a constraint allows unit vectors, for any shape."""
     return _innermost(support) is constraints.sphere
 

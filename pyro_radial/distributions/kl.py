@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from functools import cache, partial, wraps
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
@@ -34,7 +34,7 @@ from pyro_radial.distributions.kl_formulas.to_radial import normal_to_radial, ra
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.row_operator import row_operator
-from pyro_radial.distributions.special import accumulation_dtype, event_sum
+from pyro_radial.distributions.special import accumulated, event_sum
 from pyro_radial.distributions.von_mises_fisher import (
     HypersphericalUniform,
     VonMisesFisherStable,
@@ -84,9 +84,8 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", eq. 43 and 44. They leave out the last
     term, without which the KL can be negative (as they note).
     """
-    if not isinstance(leaf(q), RadialNormal | Normal) or not isinstance(
-        leaf(p), RadialNormal | Normal
-    ):
+    kinds = RadialNormal | Normal
+    if not isinstance(leaf(q), kinds) or not isinstance(leaf(p), kinds):
         raise NotImplementedError
     kl = _with_masks(q, p)
     # If q has no batch of its own, p's may have been folded to size one.
@@ -97,10 +96,10 @@ def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float
     """Return the KL of two masked distributions: by the rule above if one is radial, else Pyro's, of both masks."""
     if isinstance(leaf(q), RadialNormal) or isinstance(leaf(p), RadialNormal):
         return kl_by_cross_entropy(q, p)
-    masks = own_mask(q), own_mask(p)
-    if any(mask is False for mask in masks):
+    if own_mask(q) is False or own_mask(p) is False:
         return 0.0
-    return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=masks[0] & masks[1])
+    both = own_mask(q) & own_mask(p)
+    return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=both)
 
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:
@@ -121,9 +120,8 @@ def kl_multivariate_normal_to_normal(q: MultivariateNormal, p: Distribution) -> 
     if not isinstance(leaf(p), Normal):
         raise NotImplementedError
     own = q.scale_tril.diagonal(dim1=-2, dim2=-1)
-    return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + (
-        q.stddev / own
-    ).log().sum(-1)
+    total_correlation = (q.stddev / own).log().sum(-1)
+    return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + total_correlation
 
 
 def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
@@ -147,42 +145,37 @@ class _Parameters(NamedTuple):
 
     loc: Tensor
     scale: Tensor
-    radius_dim: (
-        int | None
-    )  # how many last dimensions share one radius; None for independent normal noise
-    unit_entropy: float  # of the elements of one radius at scale one
-
-    @property
-    def elements_per_radius(self) -> int:
-        """The factor between an element's squared scale and its variance."""
-        return (
-            1
-            if self.radius_dim is None
-            else self.loc.shape[self.loc.dim() - self.radius_dim :].numel()
-        )
+    # How many last dimensions share one radius; None for independent normal noise.
+    radius_dim: int | None
+    # The factor between an element's squared scale and its variance.
+    elements_per_radius: int
+    # The entropy of the elements of one radius at scale one.
+    unit_entropy: float
 
 
 def _parameters(q: Distribution) -> _Parameters:
-    inner, shape = leaf(q), q.batch_shape + q.event_shape
-    normal = None, 0.5 * (1.0 + math.log(2.0 * math.pi))
-    radius = (inner.event_dim, inner.unit_entropy) if isinstance(inner, RadialNormal) else normal
-    return _Parameters(inner.loc.expand(shape), inner.scale.expand(shape), *radius)
+    inner = leaf(q)
+    shape = q.batch_shape + q.event_shape
+    loc = inner.loc.expand(shape)
+    scale = inner.scale.expand(shape)
+    if isinstance(inner, RadialNormal):
+        return _Parameters(loc, scale, inner.event_dim, inner.num_elements, inner.unit_entropy)
+    return _Parameters(loc, scale, None, 1, 0.5 * (1.0 + math.log(2.0 * math.pi)))
 
 
 def _with_masks(q: Distribution, p: Distribution) -> Tensor:
     """The divergence, as one sum where both sides count, so that no large terms cancel."""
     try:
-        q_mask, p_mask = mask_of(q), mask_of(p)
+        q_mask = mask_of(q)
+        p_mask = mask_of(p)
     except ValueError:
         # Single elements of an event are masked: each side sums its own elements.
         return _cross_entropy(q, p) - _entropy(q)
     kl = _divergence(unmasked(q), unmasked(p))
     if q_mask is p_mask:
         return scale_and_mask(kl, mask=q_mask)
-    q_on, p_on = (
-        torch.as_tensor(True if mask is None else mask, device=kl.device)
-        for mask in (q_mask, p_mask)
-    )
+    q_on = torch.as_tensor(True if q_mask is None else q_mask, device=kl.device)
+    p_on = torch.as_tensor(True if p_mask is None else p_mask, device=kl.device)
     alone = torch.where(p_on, _cross_entropy(unmasked(q), unmasked(p)), -_entropy(unmasked(q)))
     return torch.where(q_on & p_on, kl, torch.where(q_on | p_on, alone, 0.0))
 
@@ -192,22 +185,17 @@ def _divergence(q: Distribution, p: Distribution) -> Tensor:
     parameters = _parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
-    loc, scale, other, shape = (
-        parameters.loc,
-        parameters.scale,
-        leaf(p),
-        p.batch_shape + p.event_shape,
-    )
-    center, unit = (unexpanded(tensor.expand(shape)) for tensor in (other.loc, other.scale))
-    if parameters.radius_dim is None:
-        return kl_to_normal(loc, scale, center, unit, len(q.event_shape))
-    kl = kl_to_normal(loc, scale, center, unit, len(q.event_shape), parameters.elements_per_radius)
+    other = leaf(p)
+    shape = p.batch_shape + p.event_shape
+    center = unexpanded(other.loc.expand(shape))
+    unit = unexpanded(other.scale.expand(shape))
+    radius = None if parameters.radius_dim is None else parameters.elements_per_radius
+    kl = kl_to_normal(parameters.loc, parameters.scale, center, unit, len(q.event_shape), radius)
+    if radius is None:
+        return kl
     # Each radius adds the same constant; it is added last.
-    radii = q.event_shape.numel() // parameters.elements_per_radius
-    constant = (
-        0.5 * parameters.elements_per_radius * math.log(2.0 * math.pi) - parameters.unit_entropy
-    )
-    return kl.to(accumulation_dtype(kl)) + radii * constant
+    constant = 0.5 * radius * math.log(2.0 * math.pi) - parameters.unit_entropy
+    return accumulated(kl) + q.event_shape.numel() // radius * constant
 
 
 _radial_to_radial = row_operator("radial_to_radial", radial_to_radial)
@@ -215,7 +203,20 @@ _normal_to_radial = row_operator("normal_to_radial", normal_to_radial)
 
 
 def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
-    loc, scale, center, unit, shape = _against_radial(q, p)
+    if q.radius_dim is not None and q.radius_dim != p.event_dim:
+        # If the two sides share radii differently, more than one radius is left to integrate over.
+        raise NotImplementedError
+    # Repeated batch dimensions, such as those of particles, are computed once.
+    tensors = torch.broadcast_tensors(
+        *(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale))
+    )
+    # The event becomes one last dimension.
+    loc, scale, center, unit = (
+        t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors
+    )
+    # The repeats count if a wrapper sums over their dimension.
+    shape = torch.broadcast_shapes(q.loc.shape, p.loc.shape)
+    shape = shape[: len(shape) - p.event_dim]
     if p.num_elements == 1:
         # The distributions are normal.
         return kl_to_normal(loc, scale, center, unit, 1).expand(shape)
@@ -249,25 +250,6 @@ def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
     return quadratic + (scale.log() + 0.5 * math.log(2.0 * math.pi))
 
 
-def _against_radial(
-    q: _Parameters, p: RadialNormal
-) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.Size]:
-    """The parameters of both sides with the event as one last dimension, and the common batch shape."""
-    if q.radius_dim is not None and q.radius_dim != p.event_dim:
-        # If the two sides share radii differently, more than one radius is left to integrate over.
-        raise NotImplementedError
-    # Repeated batch dimensions, such as those of particles, are computed once.
-    tensors = torch.broadcast_tensors(
-        *(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale))
-    )
-    loc, scale, center, unit = (
-        t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors
-    )
-    # The repeats count if a wrapper sums over their dimension.
-    shape = torch.broadcast_shapes(q.loc.shape, p.loc.shape)
-    return loc, scale, center, unit, shape[: len(shape) - p.event_dim]
-
-
 # The rules are registered on torch's classes: Pyro's rule for ``Independent`` peels the layers and wraps the rest in
 # torch's ``Independent``, so it would silently miss a rule on Pyro's subclass. A rule that does not apply raises
 # ``NotImplementedError``, which tells :class:`~pyro.infer.TraceMeanField_ELBO` to sample the KL. Pairs that torch or
@@ -298,7 +280,7 @@ def _if_shapes_fit(rule: Callable[..., Tensor | float]) -> Callable[..., Tensor 
     """The rule for distributions of one event shape whose batches broadcast; it leaves others to sampling."""
 
     @wraps(rule)
-    def kl(q: Any, p: Any) -> Tensor | float:
+    def kl(q: Distribution, p: Distribution) -> Tensor | float:
         sizes = zip(reversed(q.batch_shape), reversed(p.batch_shape), strict=False)
         if q.event_shape != p.event_shape or not all(m == n or 1 in (m, n) for m, n in sizes):
             raise NotImplementedError

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import LogNormal, Normal, TransformedDistribution
+from torch.distributions import Distribution, LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform, ReshapeTransform, Transform
 
 from pyro_radial.distributions.constraints import is_real
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
     stddev: Tensor | None
 
 
-def center(distribution: Any) -> Tensor:
+def center(distribution: Distribution) -> Tensor:
     """Return the value of a distribution without noise: the mean, or the transformed mean of the base."""
     inner = leaf(distribution)
     if isinstance(inner, TransformedDistribution):
@@ -54,22 +54,21 @@ def moments(distribution: Any, transform: Transform | None = None) -> Moments:
     """
     distribution = unmasked(distribution)
     if transform is None:
-        mean, stddev = _own_moments(distribution)
-    else:
-        mean, stddev = _own_moments(pull_back(distribution, elementary([transform])))
-        if mean is None:
-            outside, _ = _own_moments(distribution)
-            mean, stddev = (None if outside is None else _finite(transform.inv(outside))), None
-    return Moments(mean, None if mean is None else stddev)
+        return _own_moments(distribution)
+    inside = _own_moments(pull_back(distribution, elementary([transform])))
+    if inside.mean is not None:
+        return inside
+    outside = _own_moments(distribution).mean
+    return Moments(None if outside is None else _finite(transform.inv(outside)), None)
 
 
-def _own_moments(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
+def _own_moments(distribution: Distribution) -> Moments:
     inner = leaf(distribution)
     mean, stddev = _pushed_forward(inner) if _is_affine(inner) else _declared(inner)
+    if mean is None:
+        return Moments(None, None)
     shape = distribution.batch_shape + distribution.event_shape
-    return None if mean is None else mean.expand(shape), None if stddev is None else stddev.expand(
-        shape
-    )
+    return Moments(mean.expand(shape), None if stddev is None else stddev.expand(shape))
 
 
 def _is_affine(distribution: Any) -> bool:
@@ -102,8 +101,11 @@ def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
 
 def _declared(distribution: object) -> tuple[Tensor | None, Tensor | None]:
     """Return the distribution's own mean and standard deviation, if they are finite."""
-    mean, variance = (_attribute(distribution, name) for name in ("mean", "variance"))
-    return mean, None if variance is None or not bool((variance > 0).all()) else variance.sqrt()
+    mean = _attribute(distribution, "mean")
+    variance = _attribute(distribution, "variance")
+    if variance is None or not bool((variance > 0).all()):
+        return mean, None
+    return mean, variance.sqrt()
 
 
 def _attribute(distribution: object, name: str) -> Tensor | None:
@@ -117,7 +119,7 @@ def _finite(tensor: Tensor) -> Tensor | None:
     return tensor if bool(torch.isfinite(tensor).all()) else None
 
 
-def moment_matched(distribution: Any) -> Any:
+def moment_matched(distribution: object) -> Any:
     """Return the factorized normal with the mean and variance of a distribution, which has the least KL from it.
 
     A transformed distribution keeps its transforms around the normal of its base, and any distribution its wrappers.

@@ -37,8 +37,7 @@ def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tenso
         wanted = torch.is_grad_enabled() and (ratio.requires_grad or shift.requires_grad)
         found = _OPERATORS[name](ratio.detach(), shift.detach(), noise, wanted)
         attached = _Attached if torch.compiler.is_compiling() else _AttachedBothWays
-        value: Tensor = attached.apply(*found, ratio, shift, noise, name, wanted)
-        return value
+        return attached.apply(*found, ratio, shift, noise, name, wanted)
 
     return value_of
 
@@ -49,16 +48,15 @@ def _registered(name: str, formula: Formula) -> Operator:
         ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         parts = [formula(*part, with_gradient) for part in _parts(ratio, shift, noise)]
-        value, *derivatives = (
-            parts[0]
-            if len(parts) == 1
-            else (torch.cat(found) for found in zip(*parts, strict=True))
-        )
-        value = value.reshape(ratio.shape[:-1]).contiguous()
+        found = parts[0]
+        if len(parts) > 1:
+            found = tuple(torch.cat(results) for results in zip(*parts, strict=True))
+        value = found[0].reshape(ratio.shape[:-1]).contiguous()
         if not with_gradient:
             # An operator always has the same number of results.
             return value, ratio.new_empty(0), ratio.new_empty(0)
-        by_ratio, by_shift = (own.reshape(ratio.shape).contiguous() for own in derivatives)
+        by_ratio = found[1].reshape(ratio.shape).contiguous()
+        by_shift = found[2].reshape(ratio.shape).contiguous()
         return value, by_ratio, by_shift
 
     @operator.register_fake
@@ -115,7 +113,7 @@ class _Attached(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.name, ctx.known = inputs[6:]
         ctx.save_for_backward(*inputs[1:6])
 
@@ -128,13 +126,19 @@ class _AttachedBothWays(_Attached):
     """The same with a forward mode, which Torch's compiler does not support."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         _Attached.setup_context(ctx, inputs, output)
         ctx.save_for_forward(*inputs[1:6])
 
     @staticmethod
     def jvp(
-        ctx: Any, value: Any, by_ratio: Any, by_shift: Any, ratio: Tensor, shift: Tensor, *_: Any
+        ctx: Any,
+        value: object,
+        by_ratio: object,
+        by_shift: object,
+        ratio: Tensor,
+        shift: Tensor,
+        *_: object,
     ) -> Tensor:
         found = ctx.saved_tensors[0]
         one = torch.ones((), dtype=found.dtype, device=found.device).expand(ratio.shape[:-1])
@@ -143,14 +147,13 @@ class _AttachedBothWays(_Attached):
         return (along_ratio * ratio + along_shift * shift).sum(-1, dtype=sums)
 
 
-def _scaled(grad: Tensor, ctx: Any) -> tuple[Tensor, Tensor]:
+def _scaled(grad: Tensor, ctx: Any) -> tuple[Tensor, ...]:
     by_ratio, by_shift, ratio, shift, noise = ctx.saved_tensors
     if not ctx.known:
         _, by_ratio, by_shift = _OPERATORS[ctx.name](ratio.detach(), shift.detach(), noise, True)
     # A compiled graph cannot be differentiated twice, and Torch's compiler takes no function with a forward mode.
     find = _ScaledOnce.forward if torch.compiler.is_compiling() else _ScaledOnce.apply
-    along_ratio, along_shift = find(grad, by_ratio, by_shift, ratio, shift)
-    return along_ratio, along_shift
+    return find(grad, by_ratio, by_shift, ratio, shift)
 
 
 class _ScaledOnce(torch.autograd.Function):
@@ -170,7 +173,7 @@ class _ScaledOnce(torch.autograd.Function):
         return factor * by_ratio, factor * by_shift
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
         pass
 
     @staticmethod

@@ -31,7 +31,7 @@ from pyro_radial.distributions.special import accumulation_dtype
 WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
 
 
-def leaf(distribution: Any) -> Any:
+def leaf(distribution: object) -> Any:
     """Return the distribution inside any ``to_event``, ``mask`` and ``expand``; a transformed one is a leaf."""
     *_, inner = _layers(distribution)
     return inner
@@ -45,7 +45,7 @@ def _layers(distribution: object) -> Iterator[Any]:
         yield distribution
 
 
-def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
+def map_leaf(function: Callable[[Any], object], distribution: object) -> Any:
     """Return the same nesting around ``function(leaf)``, or the given one if ``function`` returns its argument."""
     if not isinstance(distribution, WRAPPERS):
         return function(distribution)
@@ -59,7 +59,7 @@ def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
     return expanded(inner, distribution.batch_shape)
 
 
-def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tensor:
+def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: object) -> Tensor:
     """Turn a quantity of the leaf, such as its entropy, into that of the whole nesting, as for a log-density."""
     if not isinstance(distribution, WRAPPERS):
         return of_leaf(distribution)
@@ -72,7 +72,7 @@ def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tenso
     return value.sum(dims, dtype=accumulation_dtype(value)) if dims else value
 
 
-def mask_of(distribution: Any) -> Any:
+def mask_of(distribution: object) -> Any:
     """Return the mask over the batch, or None; a ValueError if a mask covers single elements of the event."""
     mask, event_dims = None, 0
     for layer in _layers(distribution):
@@ -86,7 +86,7 @@ def mask_of(distribution: Any) -> Any:
     return mask
 
 
-def unmasked(distribution: Any) -> Any:
+def unmasked(distribution: object) -> Any:
     """Return the same distribution without masks; its draws are the same."""
     if isinstance(distribution, MaskedDistribution):
         return unmasked(distribution.base_dist)
@@ -96,14 +96,14 @@ def unmasked(distribution: Any) -> Any:
     return distribution if inner is distribution.base_dist else with_base(distribution, inner)
 
 
-def with_base(distribution: Any, base: Any) -> Any:
+def with_base(distribution: Any, base: object) -> Any:
     """Return the same wrapper around another distribution of the same shape."""
     new = copy.copy(distribution)
     new.base_dist = base
     return new
 
 
-def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
+def pull_back(distribution: object, transforms: Sequence[Transform]) -> Any:
     """Return the distribution whose pushforward under ``transforms`` is the given one.
 
     Transforms that both have cancel; the inverses of the others are applied. A masked distribution has no preimage.
@@ -151,7 +151,7 @@ def _is_identity(transform: Transform) -> bool:
     return transform.loc == 0 and not isinstance(transform.scale, Tensor) and transform.scale == 1
 
 
-def expanded(distribution: Any, batch_shape: Sequence[int]) -> Any:
+def expanded(distribution: object, batch_shape: Sequence[int]) -> Any:
     """Return the distribution with a larger batch; unlike some ``expand`` in Pyro, it changes nothing in place."""
     return _own_copy(distribution).expand(torch.Size(batch_shape))
 
@@ -169,12 +169,12 @@ def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
 
 
-def to_like(distribution: Any, like: Tensor) -> Any:
+def to_like(distribution: object, like: Tensor) -> Any:
     """Return the same distribution with all tensors on the device and floating ones in the dtype of ``like``."""
     return _moved(distribution, like, {})
 
 
-def _moved(value: Any, like: Tensor, done: dict[int, Any]) -> Any:
+def _moved(value: Any, like: Tensor, done: dict[int, object]) -> Any:
     if isinstance(value, Tensor):
         return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
     if type(value) in (list, tuple):
@@ -194,7 +194,7 @@ class Transformed(dist.TransformedDistribution):
     """A distribution on a constrained support that says how to get the moments it does not know."""
 
     @property
-    def mean(self) -> Any:  # noqa: D102
+    def mean(self) -> Tensor:  # noqa: D102
         raise NotImplementedError(
             "mean and variance of a transformed distribution have no closed form: average draws, such as "
             "distribution.sample((10_000,)).mean(0), or take guide.median()"
@@ -206,7 +206,7 @@ class Transformed(dist.TransformedDistribution):
 class Pushforward(dist.TransformedDistribution):
     """Transform a distribution, with a given support: torch takes the whole line for the support of an affine map."""
 
-    def __init__(self, base_distribution: Any, transforms: Any, support: Any) -> None:
+    def __init__(self, base_distribution: object, transforms: object, support: object) -> None:
         super().__init__(base_distribution, transforms, validate_args=False)
         self._support = support
 
@@ -214,7 +214,7 @@ class Pushforward(dist.TransformedDistribution):
     def support(self) -> Any:  # noqa: D102
         return self._support
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "Pushforward":
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "Pushforward":
         """Return the same distribution with a larger batch shape."""
         plain = dist.TransformedDistribution(self.base_dist, self.transforms, validate_args=False)
         repeated = plain.expand(torch.Size(batch_shape))

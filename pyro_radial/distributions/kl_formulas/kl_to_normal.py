@@ -75,7 +75,7 @@ class _KLToNormal(torch.autograd.Function):
         return -event_sum(torch.sub(ratio.log(), twice, alpha=0.5), event_dims)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
         ctx.event_dims, ctx.radius = inputs[4:]
         ctx.save_for_backward(*inputs[:4])
         ctx.save_for_forward(*inputs[:4])
@@ -88,13 +88,17 @@ class _KLToNormal(torch.autograd.Function):
         factor = grad / unit
         by_loc = shift * factor
         by_scale = torch.addcdiv(ratio * (factor / (ctx.radius or 1)), -grad, scale)
-        by_center = -by_loc if ctx.needs_input_grad[2] else None
+        by_center = (-by_loc).sum_to_size(center.shape) if ctx.needs_input_grad[2] else None
         by_unit = (
-            -torch.addcmul(by_loc * shift, by_scale, ratio) if ctx.needs_input_grad[3] else None
+            (-torch.addcmul(by_loc * shift, by_scale, ratio)).sum_to_size(unit.shape)
+            if ctx.needs_input_grad[3]
+            else None
         )
-        found = zip((by_loc, by_scale, by_center, by_unit), ctx.saved_tensors, strict=True)
         return (
-            *(None if own is None else own.sum_to_size(argument.shape) for own, argument in found),
+            by_loc.sum_to_size(loc.shape),
+            by_scale.sum_to_size(scale.shape),
+            by_center,
+            by_unit,
             None,
             None,
         )

@@ -159,16 +159,15 @@ def radial_to_radial(
     squares = noise.square()
     length = row_sum(squares).movedim(-1, 0).contiguous()
     above = (project(squares, centered) / length + (low.squeeze(-1) - mean)) / mean
-    # In units of the mean of A: along each direction, and the mean of B^2 and the variance of A.
-    line = _Line(
-        torch.where(above > -0.5, 1.0 + above, project(squares, squared) / (length * mean)),
-        above,
-        project(noise, product) / (length.sqrt() * mean),
-        shifts / mean,
-        row_sum(product.square()) / (dim * mean.square()),
-        row_sum(centered.square()) * (2.0 / (dim * (dim + 2))) / mean.square(),
-    )
-    excess, gradient = _mean_excess(line, terms_for(ratio.dtype), with_gradient)
+    # Along each direction rho^2 is A r^2 + 2 B r + C, in units of the mean of A; ``above`` is A - 1 with more digits.
+    a = torch.where(above > -0.5, 1.0 + above, project(squares, squared) / (length * mean))
+    b = project(noise, product) / (length.sqrt() * mean)
+    c = shifts / mean
+    # Over all directions, the mean of B^2 and the variance of A.
+    square_b = row_sum(product.square()) / (dim * mean.square())
+    variance = row_sum(centered.square()) * (2.0 / (dim * (dim + 2))) / mean.square()
+    terms = terms_for(ratio.dtype)
+    excess, gradient = _mean_excess(a, above, b, c, square_b, variance, terms, with_gradient)
 
     # With the mean A of the squares, the sum has the logs of s^2 / A and of A, and the excess of the log-distance over
     # log sqrt(A); each comes with the part of the squares that keeps it from being negative.
@@ -179,8 +178,13 @@ def radial_to_radial(
     if gradient is None:
         return (kl,)
 
-    # A is a sum of squares, B one of products, both over the mean.
-    by_mean = 0.5 * (1.0 - 1.0 / mean) - (dim - 1) * gradient.along(line) / mean
+    # A is a sum of squares, B one of products, both over the mean: minus the derivative in the log of that divisor.
+    by_divisor = (
+        (a * gradient.a + b * gradient.b).sum(0)
+        + c * gradient.c
+        + 2.0 * (square_b * gradient.square_b + variance * gradient.variance)
+    )
+    by_mean = 0.5 * (1.0 - 1.0 / mean) - (dim - 1) * by_divisor / mean
     of_squares, of_noise, of_centered, of_product, of_mean, of_shift = (
         factor.to(ratio.dtype).unsqueeze(-1)
         for factor in (
@@ -198,47 +202,36 @@ def radial_to_radial(
     return kl, by_ratio, of_shift * shift + ratio * by_product
 
 
-class _Line(NamedTuple):
-    """The squared distance along each direction, :math:`A r^2 + 2 B r + C`, and its variation over directions."""
-
-    a: Tensor  # [directions, *batch]
-    above: Tensor  # A - 1, with all its digits
-    b: Tensor
-    c: Tensor  # [*batch], like the rest
-    square_b: Tensor  # the mean of B^2 over all directions
-    variance: Tensor  # of A
-
-
 class _RadialGradient(NamedTuple):
     """The derivatives in the numbers of a line; the derivative in A - 1 counts as one in A."""
 
-    a: Tensor
+    a: Tensor  # [directions, *batch]
     b: Tensor
-    c: Tensor
+    c: Tensor  # [*batch], like the rest
     square_b: Tensor
     variance: Tensor
 
-    def along(self, line: _Line) -> Tensor:
-        """Minus the derivative in the log of the common divisor of A, B and C."""
-        own = (line.a * self.a + line.b * self.b).sum(0)
-        return (
-            own
-            + line.c * self.c
-            + 2.0 * (line.square_b * self.square_b + line.variance * self.variance)
-        )
-
 
 def _mean_excess(
-    line: _Line, terms: int, with_gradient: bool
+    a: Tensor,
+    above: Tensor,
+    b: Tensor,
+    c: Tensor,
+    square_b: Tensor,
+    variance: Tensor,
+    terms: int,
+    with_gradient: bool,
 ) -> tuple[Tensor, _RadialGradient | None]:
     """The mean of E log rho over the directions, minus its value for A = 1 and B = C = 0 in all directions."""
-    a, above, b, c, square_b, variance = line
     # The derivatives of the integral in A (to second order) and B^2 (to first), at A = 1 and B = 0. The estimate is
     # unbiased with any values; these make its variance low.
-    near, shrunk = c.clamp(min=_LEAST_C), shrinkage(variance)
+    near = c.clamp(min=_LEAST_C)
+    shrunk = shrinkage(variance)
     slope_a, rise, bend = _slope_in_a(near, terms)
-    curve_a, slope_b = -0.5 * (slope_a + rise) * shrunk, 2.0 * rise / near
-    residual_a, residual_b = above.square() - variance, b.square() - square_b
+    curve_a = -0.5 * (slope_a + rise) * shrunk
+    slope_b = 2.0 * rise / near
+    residual_a = above.square() - variance
+    residual_b = b.square() - square_b
     c_of_each = c.expand(a.shape)
     own = log_distance(a, b, c_of_each, above, terms)
     mean = (own - (slope_a * above + curve_a * residual_a + slope_b * residual_b)).mean(0)
@@ -246,7 +239,9 @@ def _mean_excess(
         return mean, None
 
     by_a, by_b, by_c = slopes_of_log_distance(a, b, c_of_each, terms)
-    by_slope_a, by_curve_a, by_slope_b = (-t.mean(0) for t in (above, residual_a, residual_b))
+    by_slope_a = -above.mean(0)
+    by_curve_a = -residual_a.mean(0)
+    by_slope_b = -residual_b.mean(0)
     # The control variates depend on C too.
     by_near = (by_slope_a * rise - 0.5 * by_curve_a * shrunk * (rise + bend)) / near
     by_near = by_near + 2.0 * by_slope_b * (bend - rise) / near.square()
