@@ -5,9 +5,10 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
+from pyro.distributions.score_parts import ScoreParts
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
@@ -37,7 +38,7 @@ class LocalReparameterizationMessenger(Messenger):
             # Infinity cannot pass for a draw. Not done, so that plates still expand the distribution.
             msg["value"] = noise.loc.new_full((), math.inf).expand(noise.loc.shape)
             density = msg["log_prob"] = msg["log_prob_sum"] = _NoDensity(msg["name"])
-            msg["score_parts"] = _ScoreParts(density, 0, density)
+            msg["score_parts"] = ScoreParts(density, 0, density)  # type: ignore[arg-type]
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if isinstance(msg.get("log_prob"), _NoDensity):
@@ -47,12 +48,12 @@ class LocalReparameterizationMessenger(Messenger):
 class _Wrapped(LocalReparameterizationMessenger):
     """The same around a guide, which must have sites to leave undrawn."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._undrawn: dict[str, bool] = {}
         return super().__enter__()
 
-    def __exit__(self, *args: Any) -> Any:
-        result = super().__exit__(*args)
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
         missing = sorted(self.sites - self._undrawn.keys())
         if args[0] is None and missing:
             raise ValueError(
@@ -64,7 +65,6 @@ class _Wrapped(LocalReparameterizationMessenger):
                 f"AutoMeanField do, got a guide with the sites {sorted(self._undrawn)}; if your own guide has "
                 "normal or radial sites, name them: local_reparameterization(guide, sites=bnn.sites)"
             )
-        return result
 
     def _pyro_sample(self, msg: Any) -> None:
         super()._pyro_sample(msg)
@@ -79,12 +79,12 @@ class _NoDensity:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __getattr__(self, attribute: str) -> Any:
+    def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         self._refuse()
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise ValueError(
             f"local_reparameterization: the loss must have the KL of site '{self._name}' in closed form, got one "
             "that evaluates densities at draws, and nothing is drawn; use TermsELBO or TraceMeanField_ELBO instead of "
@@ -92,14 +92,6 @@ class _NoDensity:
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _refuse
-
-
-class _ScoreParts(NamedTuple):
-    """The parts that Pyro computes from a log-density, by Pyro's names."""
-
-    log_prob: _NoDensity
-    score_function: int
-    entropy_term: _NoDensity
 
 
 def local_reparameterization(
@@ -161,7 +153,7 @@ def is_drawn(site: Mapping[str, Any]) -> bool:
     return site["infer"].get(NOISE) is None
 
 
-def check_drawn(name: str, site: Mapping[str, Any], needs: str) -> None:
+def check_drawn(name: str, site: Mapping[str, object], needs: str) -> None:
     """Raise a ValueError that begins with ``needs`` if a site was left undrawn."""
     if not is_drawn(site):
         raise ValueError(

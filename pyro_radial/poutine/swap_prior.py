@@ -13,7 +13,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_radial._pyro.checks import check_types
@@ -23,7 +23,7 @@ from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_suppo
 _NUM_CHECKED = 100_000
 
 #: Entry of ``infer`` at a site with a swapped prior.
-SWAPPED: Any = {"has_swapped_prior": True}
+SWAPPED = {"has_swapped_prior": True}
 
 
 class SwapPriorMessenger(Messenger):
@@ -40,7 +40,7 @@ class SwapPriorMessenger(Messenger):
         priors: Mapping[str, Distribution],
         swapped: set[str] | None = None,
         required: Iterable[str] = (),
-        observed: set[frozenset[Any]] | None = None,
+        observed: set[frozenset[object]] | None = None,
     ) -> None:
         super().__init__()
         self.priors = dict(priors)
@@ -77,7 +77,7 @@ class UnderPriors(nn.Module):
     :meth:`priors` without running the model.
     """
 
-    def __init__(self, model: Callable[..., Any]) -> None:
+    def __init__(self, model: Callable[..., object]) -> None:
         super().__init__()
         self.model = model
 
@@ -90,7 +90,7 @@ class UnderPriors(nn.Module):
         """The likelihood of the model, for predictions."""
         return self.model.likelihood  # type: ignore[attr-defined]
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Run the model under the priors."""
         with self.priors() as messenger:
             result = self.model(*args, **kwargs)
@@ -101,7 +101,7 @@ class UnderPriors(nn.Module):
 class _Swapped(UnderPriors):
     """A model under new priors, which must all have found their site by the end of a run."""
 
-    def __init__(self, model: Callable[..., Any], priors: Mapping[str, Distribution]) -> None:
+    def __init__(self, model: Callable[..., object], priors: Mapping[str, Distribution]) -> None:
         super().__init__(model)
         self.messenger = SwapPriorMessenger(priors, required=priors)
 
@@ -149,7 +149,7 @@ def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Modul
     return _Swapped(model, priors)
 
 
-def is_guide(model: Any) -> bool:
+def is_guide(model: object) -> bool:
     """Whether this is an autoguide, or a handler or module around one."""
     if isinstance(model, partial):
         return any(is_guide(part) for part in (model.func, *model.args))
@@ -170,7 +170,7 @@ def replaced(name: str, prior: Any, old: Any) -> Any:
     return new if mask is None else new.mask(mask)
 
 
-def _expanded(name: str, prior: Any, old: Any) -> Any:
+def _expanded(name: str, prior: Distribution, old: Distribution) -> Any:
     try:
         return expanded(prior, old.batch_shape)
     except (RuntimeError, ValueError):
@@ -215,7 +215,7 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
             )
 
 
-def _has_zero_density(distribution: Any, values: Any) -> bool:
+def _has_zero_density(distribution: Distribution, values: Tensor) -> bool:
     """Whether any value has density zero, and not because rounding took its preimage to infinity."""
     while isinstance(inner := leaf(distribution), torch.distributions.TransformedDistribution):
         for transform in reversed(inner.transforms):
