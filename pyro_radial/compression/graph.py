@@ -20,45 +20,55 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Over features instead of channels with positions, they mix units.
 POOLS = (
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-    *(nn.LPPool1d, nn.LPPool2d, nn.LPPool3d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.LPPool1d,
+    nn.LPPool2d,
+    nn.LPPool3d,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
 )
 ELEMENTWISE = (
-    *(
-        nn.ELU,
-        nn.CELU,
-        nn.SELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Mish,
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.RReLU,
-        nn.PReLU,
-    ),
-    *(
-        nn.Sigmoid,
-        nn.LogSigmoid,
-        nn.Tanh,
-        nn.Softplus,
-        nn.Softsign,
-        nn.Tanhshrink,
-        nn.Softshrink,
-        nn.Hardshrink,
-    ),
-    *(
-        nn.Hardsigmoid,
-        nn.Hardtanh,
-        nn.Hardswish,
-        nn.Threshold,
-        nn.Identity,
-        nn.Dropout,
-        nn.AlphaDropout,
-    ),
-    *(nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout),
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.RReLU,
+    nn.PReLU,
+    nn.Sigmoid,
+    nn.LogSigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Tanhshrink,
+    nn.Softshrink,
+    nn.Hardshrink,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Threshold,
+    nn.Identity,
+    nn.Dropout,
+    nn.AlphaDropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.FeatureAlphaDropout,
 )
 # They mix units, which is harmless only where none is cut: before the first layer and after the last.
 AT_THE_ENDS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.Unflatten)
@@ -74,7 +84,8 @@ class IndexSelect(nn.Module):
 
     def __init__(self, index: Tensor, size: int, dim: int = -1) -> None:
         super().__init__()
-        self.size, self.dim = size, dim
+        self.size = size
+        self.dim = dim
         self.register_buffer("index", index)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,19 +107,8 @@ class Layer:
     num_before: int  # units of the layer before, or of the network's own inputs
     positions: int  # positions of each of these units; above one only after a flatten
     sources: Tensor
-    carried: tuple[
-        tuple[str, nn.Module, int], ...
-    ]  # modules to cut along with these units: name, module, positions
-
-    @property
-    def owners(self) -> Tensor:
-        """The unit before that each input belongs to."""
-        return self.sources // self.positions
-
-    @property
-    def dim(self) -> int:
-        """The dimension of the inputs, counted from the end."""
-        return 1 - self.module.weight.ndim
+    # Modules to cut along with these units: name, module, positions.
+    carried: tuple[tuple[str, nn.Module, int], ...]
 
 
 def read_chain(net: nn.Module) -> list[Layer]:
@@ -149,16 +149,14 @@ def count_flops(net: nn.Module, input_shape: Sequence[int]) -> int:
     16 inputs per channel of the last convolution, and leave out the last layer.
     """
     shapes_only = copy.deepcopy(net).to("meta").eval()
-    total = 0
-    reached = ""
+    reached: list[str] = []
+    counts: list[int] = []
 
     def enter(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        nonlocal reached
-        reached = name
+        reached.append(name)
 
     def count(layer: WeightLayer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        total += (layer.weight[0].numel() + 1) * output.numel()
+        counts.append((layer.weight[0].numel() + 1) * output.numel())
 
     for name, module in shapes_only.named_modules():
         module.register_forward_pre_hook(partial(enter, name))
@@ -168,9 +166,9 @@ def count_flops(net: nn.Module, input_shape: Sequence[int]) -> int:
         shapes_only(torch.empty(1, *input_shape, dtype=next(net.parameters()).dtype, device="meta"))
     except (RuntimeError, ValueError, IndexError) as error:
         raise ValueError(
-            f"data: x must fit the network, got rows of shape {[*input_shape]}, which fails at {reached!r}: {error}"
+            f"data: x must fit the network, got rows of shape {[*input_shape]}, which fails at {reached[-1]!r}: {error}"
         ) from error
-    return total
+    return sum(counts)
 
 
 def is_sequential(module: nn.Module) -> bool:
@@ -275,7 +273,8 @@ def _link(
                 raise ValueError(
                     f"net must flatten with start_dim=1 and end_dim=-1, got {inner!r}, {other}"
                 )
-            flattened, maps = flattened or maps, False
+            flattened = flattened or maps
+            maps = False
         elif isinstance(other, NORMS) or (isinstance(other, nn.PReLU) and other.num_parameters > 1):
             norms.append((inner, other, flattened))
     if isinstance(module, nn.Linear) == maps:
@@ -289,8 +288,8 @@ def _link(
     carried = []
     for inner, other, after_flatten in norms:
         of_unit = positions if after_flatten else 1
-        width = other.num_parameters if isinstance(other, nn.PReLU) else other.num_features
         carried.append((inner, other, of_unit))
+        width = other.num_parameters if isinstance(other, nn.PReLU) else other.num_features
         if width != num_units * of_unit:
             raise ValueError(
                 f"net must fit the {num_units} units of {before.name!r} at {inner!r}, got {other}"

@@ -57,10 +57,10 @@ class Pruned:
     path: list[CutRecord]
 
     def __repr__(self) -> str:
-        whole, left = self.path[0], self.record
+        whole = self.path[0]
         return (
-            f"Pruned({left.weights:,} of {whole.weights:,} weights, {left.flops:,} of {whole.flops:,} FLOPs, "
-            f"validation error {left.loss:.2f} % after {whole.loss:.2f} %)"
+            f"Pruned({self.record.weights:,} of {whole.weights:,} weights, {self.record.flops:,} of {whole.flops:,} "
+            f"FLOPs, validation error {self.record.loss:.2f} % after {whole.loss:.2f} %)"
         )
 
 
@@ -167,11 +167,11 @@ def nested_cuts(scores: Scores, num_cuts: int, *, per_layer: bool) -> list[Cut]:
     ``per_layer`` their ranks within their own layer are compared: each cut then removes the same share of every layer.
     There are at most ``num_cuts``, spread evenly over the distinct scores.
     """
-    outputs = {layer: values.detach().cpu().double() for layer, values in scores.outputs.items()}
-    inputs = {layer: values.detach().cpu().double() for layer, values in scores.inputs.items()}
-    everything = None if per_layer else torch.cat([*outputs.values(), *inputs.values()])
-    outputs = {layer: _ranks(values, everything) for layer, values in outputs.items()}
-    inputs = {layer: _ranks(values, everything) for layer, values in inputs.items()}
+    everything = None
+    if not per_layer:
+        everything = torch.cat([*scores.outputs.values(), *scores.inputs.values()])
+    outputs = {layer: _ranks(values, everything) for layer, values in scores.outputs.items()}
+    inputs = {layer: _ranks(values, everything) for layer, values in scores.inputs.items()}
     ranks = torch.cat([*outputs.values(), *inputs.values()])
     levels = torch.cat([ranks.new_tensor([-1.0]), ranks[ranks < math.inf].unique()])
     chosen = (
@@ -195,8 +195,8 @@ def evaluate_cut(
     """Cut a network, and measure the loss and the size of what is left; the arguments are those of ``cut_network``."""
     whole = complete_cut(net, cut, scores)
     small = cut_network(net, whole)
-    weights, flops = count_weights(small), count_flops(small, input_shape)
-    return CutRecord(whole, loss(small), weights, flops)
+    flops = count_flops(small, input_shape)
+    return CutRecord(whole, loss(small), count_weights(small), flops)
 
 
 def _network_of(model: object) -> BayesianModule:
@@ -245,7 +245,8 @@ def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
 
 def _ranks(scores: Tensor, among: Tensor | None) -> Tensor:
     """The share of scores below each, by default within its layer; infinite for the best, which is never cut."""
-    among = scores if among is None else among
-    ranks = torch.searchsorted(among.sort().values, scores).double() / len(among)
-    ranks[int(scores.argmax())] = math.inf
+    own = scores.detach().cpu().double()
+    others = own if among is None else among.detach().cpu().double()
+    ranks = torch.searchsorted(others.sort().values, own).double() / len(others)
+    ranks[int(own.argmax())] = math.inf
     return ranks

@@ -74,7 +74,8 @@ class Scores:
             check_types(Mapping, **{side: scores})
             for layer, values in scores.items():
                 check_types(Tensor, **{f"{side}[{layer!r}]": values})
-                name, got = f"{side}[{layer!r}]", f"{values.dtype}, {[*values.shape]}"
+                name = f"{side}[{layer!r}]"
+                got = f"{values.dtype}, {[*values.shape]}"
                 if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
                     raise ValueError(
                         f"{name} must be a vector of one floating point number per unit, got {got}"
@@ -179,7 +180,9 @@ def _directional(
 
 
 def _ratio(distribution: Distribution, side: Side) -> Tensor:
-    mean, variance = distribution.mean, distribution.variance
+    squares = distribution.mean.square()
+    variance = distribution.variance
     if side == "column":
-        mean, variance = mean.transpose(0, 1), variance.transpose(0, 1)
-    return 0.5 * (mean.square().flatten(1).sum(-1) / variance.flatten(1).sum(-1)).log()
+        squares = squares.transpose(0, 1)
+        variance = variance.transpose(0, 1)
+    return 0.5 * (squares.flatten(1).sum(-1) / variance.flatten(1).sum(-1)).log()

@@ -46,7 +46,8 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
             f"cut.outputs[{layers[-1].name!r}] must keep all outputs of the network, got some cut"
         )
     for layer in layers:
-        owners = layer.owners.cpu()
+        # The unit before that each input belongs to.
+        owners = (layer.sources // layer.positions).cpu()
         units = _units_before(layer, outputs)
         used = inputs[layer.name] & units[owners]
         if not used.any():
@@ -100,7 +101,8 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
         used = layer.sources.cpu()[whole.inputs[layer.name]]
         index = new_position[used]
         if not torch.equal(index, torch.arange(size, device="cpu")):
-            select = IndexSelect(index.to(layer.module.weight.device), size, layer.dim)
+            weight = layer.module.weight
+            select = IndexSelect(index.to(weight.device), size, dim=1 - weight.ndim)
             selects[layer.name] = select.train(layer.module.training)
     return _rebuild(net, "", smaller, selects)
 
@@ -130,11 +132,9 @@ def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
 
 def _units_before(layer: Layer, outputs: Mapping[str, Tensor]) -> Tensor:
     """Which units of the layer before are kept; the network's own inputs arrive whether they are used or not."""
-    return (
-        outputs[layer.before.name]
-        if layer.before
-        else torch.ones(layer.num_before, dtype=torch.bool, device="cpu")
-    )
+    if layer.before:
+        return outputs[layer.before.name]
+    return torch.ones(layer.num_before, dtype=torch.bool, device="cpu")
 
 
 def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:
