@@ -87,18 +87,15 @@ class RadialNormal(TorchDistribution):
         check_types(bool | None, validate_args=validate_args)
         check_float("RadialNormal", "loc", loc)
         check_float("RadialNormal", "scale", scale)
-        joint_shape(
-            "RadialNormal", loc=getattr(loc, "shape", ()), scale=getattr(scale, "shape", ())
+        batch_shape, event_shape = self.infer_shapes(
+            getattr(loc, "shape", torch.Size()), getattr(scale, "shape", torch.Size()), event_dim
         )
-        self.loc, self.scale = broadcast_all(loc, scale)
-        # If Pyro tracks the provenance of the tensor, its shape is a plain tuple.
-        shape = torch.Size(self.loc.shape)
-        split = len(shape) - _checked_event_dim(event_dim, shape)
-        if shape[split:].numel() == 0:
+        if event_shape.numel() == 0:
             raise ValueError(
-                f"RadialNormal: loc and scale must have elements in their event, got event shape {tuple(shape[split:])}"
+                f"RadialNormal: loc and scale must have elements in their event, got event shape {tuple(event_shape)}"
             )
-        super().__init__(shape[:split], shape[split:], validate_args=validate_args)
+        self.loc, self.scale = broadcast_all(loc, scale)
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:  # noqa: D102
@@ -110,7 +107,12 @@ class RadialNormal(TorchDistribution):
     ) -> tuple[torch.Size, torch.Size]:
         """Return batch and event shape from the shapes of the arguments, without making a distribution."""
         shape = joint_shape("RadialNormal", loc=loc, scale=scale)
-        split = len(shape) - _checked_event_dim(event_dim, shape)
+        if non_negative_integer("RadialNormal: event_dim", event_dim) > len(shape):
+            raise ValueError(
+                f"RadialNormal: event_dim must be at most {len(shape)}, the rank of loc and scale of shape "
+                f"{tuple(shape)}, got {event_dim}"
+            )
+        split = len(shape) - event_dim
         return shape[:split], shape[split:]
 
     def expand(
@@ -265,12 +267,3 @@ def _event_norm(tensor: Tensor, event_dim: int) -> Tensor:
 
 def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:
     return batch_value.reshape(batch_value.shape + (1,) * event_dim)
-
-
-def _checked_event_dim(event_dim: int, shape: torch.Size) -> int:
-    if non_negative_integer("RadialNormal: event_dim", event_dim) > len(shape):
-        raise ValueError(
-            f"RadialNormal: event_dim must be at most {len(shape)}, the rank of loc and scale of shape "
-            f"{tuple(shape)}, got {event_dim}"
-        )
-    return event_dim
