@@ -27,7 +27,8 @@ _STREAM = 0x5851F42D
 # Up to this many weighted directions are added one by one.
 _FEW = 8
 # Terms of the expansion: the error is below 1e-13, and with fewer terms below 1e-8, less than a digit of float32.
-TERMS, _FEW_TERMS = 32, 20
+TERMS = 32
+_FEW_TERMS = 20
 # Points at a time, so that each step of the recurrence stays in the processor's cache.
 _CHUNK = 2**15
 
@@ -117,7 +118,7 @@ def slopes_of_log_distance(
 
 
 def _offset_and_width(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The nearest place on the line, and the squared and plain distance there, in units of the line's scale."""
+    """Return the nearest place on the line, and the squared and plain distance there, in units of the line's scale."""
     offset = b / a
     square = c / a - offset.square()
     # Rounding may leave the square below zero.
@@ -130,7 +131,7 @@ def log_of_square(root: Tensor, above: Tensor) -> Tensor:
 
 
 def shrinkage(relative_variance: Tensor) -> Tensor:
-    """A factor for the curvature of a log: if the square varies much, a parabola overstates it (the 4 was tuned)."""
+    """Return a factor for the curvature of a log, which a parabola overstates where squares vary (the 4 was tuned)."""
     return 1.0 / (1.0 + 4.0 * relative_variance)
 
 
@@ -214,7 +215,7 @@ def _slope(b: Tensor, c: Tensor, expansion: _Expansion) -> Tensor:
 
 
 def _mapped(x: Tensor, y: Tensor, wide: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Z as its real and imaginary part, and the squared absolute value of L - i zeta."""
+    """Return Z as its real and imaginary part, and the squared absolute value of L - i zeta."""
     up = y + wide
     down = wide - y
     square = up * up + x * x
@@ -224,7 +225,7 @@ def _mapped(x: Tensor, y: Tensor, wide: float) -> tuple[Tensor, Tensor, Tensor]:
 def _polynomial(
     coefficients: tuple[float, ...], real: Tensor, imag: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A polynomial with real coefficients, the highest power first, at complex points, by a real recurrence."""
+    """Return a polynomial with real coefficients, the highest power first, at complex points, by a real recurrence."""
     twice = 2.0 * real
     square = real * real + imag * imag
     terms = torch.tensor(coefficients, dtype=real.dtype, device=real.device).unbind(0)

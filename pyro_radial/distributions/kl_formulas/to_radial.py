@@ -4,7 +4,6 @@
 """The KL from a factorized normal or a radial distribution to a radial one and its gradient, over given directions."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,8 +44,9 @@ def normal_to_radial(
     Ratio and shift, s and d, are ``[*batch, D]`` with D at least 2; the noise is ``[*batch, directions, D]``. The
     derivatives in s and d come after the KL, if wanted.
     """
-    dim, terms = ratio.shape[-1], terms_for(ratio.dtype)
-    squared, shift_squared = ratio.square(), shift.square()
+    dim = ratio.shape[-1]
+    squared = ratio.square()
+    shift_squared = shift.square()
     norm = torch.linalg.vector_norm(ratio, dim=-1, keepdim=True)
     along = ratio / norm
     line = ratio * along
@@ -59,7 +59,8 @@ def normal_to_radial(
 
     mean = row_sum(squared) + row_sum(shift_squared)
     variance = row_sum(squared * (2.0 * squared + 4.0 * shift_squared))
-    value, gradient = _mean_log_distance(a, b, c, mean, variance, terms, with_gradient)
+    terms = terms_for(ratio.dtype)
+    value, *gradient = _mean_log_distance(a, b, c, mean, variance, terms, with_gradient)
     constant = (
         log_sphere_area(dim)
         - 0.5 * dim * (1.0 + math.log(2.0 * math.pi))
@@ -67,16 +68,16 @@ def normal_to_radial(
     )
     closed = constant + 0.5 * mean - row_sum(ratio.log())
     kl = closed + (dim - 1) * (value + MEAN_LOG_HALF_NORMAL)
-    if gradient is None:
+    if not with_gradient:
         return (kl,)
 
+    by_a, by_b, by_c, by_mean, by_variance = gradient
     of_line, of_mean, of_variance = (
         ((dim - 1) * factor).to(ratio.dtype).unsqueeze(-1)
-        for factor in (2.0 * gradient.a, 2.0 * gradient.mean + 1.0 / (dim - 1), gradient.variance)
+        for factor in (2.0 * by_a, 2.0 * by_mean + 1.0 / (dim - 1), by_variance)
     )
     of_b, of_c = (
-        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1)
-        for factor in (gradient.b, 2.0 * gradient.c)
+        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1) for factor in (by_b, 2.0 * by_c)
     )
     by_line = of_line * line + combine(of_b, point)
     by_point = of_b.movedim(0, -2) * line.unsqueeze(-2) + of_c.movedim(0, -2) * point
@@ -95,35 +96,31 @@ def normal_to_radial(
     return kl, by_ratio, by_shift
 
 
-class _NormalGradient(NamedTuple):
-    """The derivatives in the numbers of a line and in the mean and the variance of rho^2."""
-
-    a: Tensor  # [*batch], the same line for all directions
-    b: Tensor  # [directions, *batch], times their number
-    c: Tensor
-    mean: Tensor
-    variance: Tensor
-
-
 def _mean_log_distance(
     a: Tensor, b: Tensor, c: Tensor, mean: Tensor, variance: Tensor, terms: int, with_gradient: bool
-) -> tuple[Tensor, _NormalGradient | None]:
-    """The mean of E log rho over the noise across v, with the first two moments of rho^2 as control variates."""
+) -> tuple[Tensor, ...]:
+    """Return the mean of E log rho over the noise across v, with the first two moments of rho^2 as control variates.
+
+    The derivatives in a, b, c, the mean and the variance come after it, if wanted. Those in b and c are one for each
+    direction, times the number of directions; the line, and so a, is the same for all.
+    """
     # Given the noise across v: the mean of rho^2 minus its overall mean, and the mean square of that difference.
     first = a + c - mean
     second = 2.0 * a.square() + 4.0 * b.square() + first.square()
     relative = variance / mean.square()
-    slope, curve = 0.5 / mean, -0.25 / mean.square() * shrinkage(relative)
+    slope = 0.5 / mean
+    curve = -0.25 / mean.square() * shrinkage(relative)
     residual = second - variance
     value = (log_distance(a, b, c, terms=terms) - (slope * first + curve * residual)).mean(0)
     if not with_gradient:
-        return value, None
+        return (value,)
 
     by_a, by_b, by_c = slopes_of_log_distance(a, b, c, terms)
     by_first = -(slope + 2.0 * curve * first)
     by_slope, by_curve = -first.mean(0), -residual.mean(0)
     bend = 4.0 * shrinkage(relative) * by_curve * curve
-    return value, _NormalGradient(
+    return (
+        value,
         (by_a + by_first - 4.0 * curve * a).mean(0),
         by_b - 8.0 * curve * b,
         by_c + by_first,
@@ -148,7 +145,8 @@ def radial_to_radial(
     The noise then falls with the dimension. Arguments and results are those of ``normal_to_radial``.
     """
     dim = ratio.shape[-1]
-    squared, product = ratio.square(), ratio * shift
+    squared = ratio.square()
+    product = ratio * shift
     mean = row_sum(squared) / dim
     # No result depends on this number near the mean; it keeps digits if the ratios are nearly equal.
     low = mean.to(ratio.dtype).unsqueeze(-1)
@@ -167,7 +165,7 @@ def radial_to_radial(
     square_b = row_sum(product.square()) / (dim * mean.square())
     variance = row_sum(centered.square()) * (2.0 / (dim * (dim + 2))) / mean.square()
     terms = terms_for(ratio.dtype)
-    excess, gradient = _mean_excess(a, above, b, c, square_b, variance, terms, with_gradient)
+    excess, *gradient = _mean_excess(a, above, b, c, square_b, variance, terms, with_gradient)
 
     # With the mean A of the squares, the sum has the logs of s^2 / A and of A, and the excess of the log-distance over
     # log sqrt(A); each comes with the part of the squares that keeps it from being negative.
@@ -175,41 +173,32 @@ def radial_to_radial(
     level = mean - 1.0
     closed = 0.5 * (spread + (level - log_of_square(mean.sqrt(), level)) + shifts)
     kl = closed + (dim - 1) * excess
-    if gradient is None:
+    if not with_gradient:
         return (kl,)
 
+    by_a, by_b, by_c, by_square_b, by_variance = gradient
     # A is a sum of squares, B one of products, both over the mean: minus the derivative in the log of that divisor.
     by_divisor = (
-        (a * gradient.a + b * gradient.b).sum(0)
-        + c * gradient.c
-        + 2.0 * (square_b * gradient.square_b + variance * gradient.variance)
+        (a * by_a + b * by_b).sum(0)
+        + c * by_c
+        + 2.0 * (square_b * by_square_b + variance * by_variance)
     )
     by_mean = 0.5 * (1.0 - 1.0 / mean) - (dim - 1) * by_divisor / mean
     of_squares, of_noise, of_centered, of_product, of_mean, of_shift = (
         factor.to(ratio.dtype).unsqueeze(-1)
         for factor in (
-            (dim - 1) * gradient.a / (length * mean),
-            (dim - 1) * gradient.b / (length.sqrt() * mean),
-            (dim - 1) * gradient.variance * (4.0 / (dim * (dim + 2))) / mean.square(),
-            (dim - 1) * gradient.square_b * 2.0 / (dim * mean.square()),
+            (dim - 1) * by_a / (length * mean),
+            (dim - 1) * by_b / (length.sqrt() * mean),
+            (dim - 1) * by_variance * (4.0 / (dim * (dim + 2))) / mean.square(),
+            (dim - 1) * by_square_b * 2.0 / (dim * mean.square()),
             by_mean / dim,
-            1.0 + 2.0 * (dim - 1) * gradient.c / mean,
+            1.0 + 2.0 * (dim - 1) * by_c / mean,
         )
     )
     by_squared = combine(of_squares, squares) + (of_centered * centered + of_mean)
     by_product = combine(of_noise, noise) + of_product * product
     by_ratio = above_low / ratio + 2.0 * ratio * by_squared + shift * by_product
     return kl, by_ratio, of_shift * shift + ratio * by_product
-
-
-class _RadialGradient(NamedTuple):
-    """The derivatives in the numbers of a line; the derivative in A - 1 counts as one in A."""
-
-    a: Tensor  # [directions, *batch]
-    b: Tensor
-    c: Tensor  # [*batch], like the rest
-    square_b: Tensor
-    variance: Tensor
 
 
 def _mean_excess(
@@ -221,8 +210,12 @@ def _mean_excess(
     variance: Tensor,
     terms: int,
     with_gradient: bool,
-) -> tuple[Tensor, _RadialGradient | None]:
-    """The mean of E log rho over the directions, minus its value for A = 1 and B = C = 0 in all directions."""
+) -> tuple[Tensor, ...]:
+    """Return the mean of E log rho over the directions, minus its value for A = 1 and B = C = 0 in all directions.
+
+    The derivatives in a, b, c, ``square_b`` and the variance come after it, if wanted; the one in A - 1 counts as one
+    in A.
+    """
     # The derivatives of the integral in A (to second order) and B^2 (to first), at A = 1 and B = 0. The estimate is
     # unbiased with any values; these make its variance low.
     near = c.clamp(min=_LEAST_C)
@@ -236,7 +229,7 @@ def _mean_excess(
     own = log_distance(a, b, c_of_each, above, terms)
     mean = (own - (slope_a * above + curve_a * residual_a + slope_b * residual_b)).mean(0)
     if not with_gradient:
-        return mean, None
+        return (mean,)
 
     by_a, by_b, by_c = slopes_of_log_distance(a, b, c_of_each, terms)
     by_slope_a = -above.mean(0)
@@ -245,7 +238,8 @@ def _mean_excess(
     # The control variates depend on C too.
     by_near = (by_slope_a * rise - 0.5 * by_curve_a * shrunk * (rise + bend)) / near
     by_near = by_near + 2.0 * by_slope_b * (bend - rise) / near.square()
-    return mean, _RadialGradient(
+    return (
+        mean,
         (by_a - slope_a - 2.0 * curve_a * above) / a.shape[0],
         (by_b - 2.0 * slope_b * b) / a.shape[0],
         by_c.mean(0) + torch.where(c > _LEAST_C, by_near, 0.0),
@@ -255,8 +249,9 @@ def _mean_excess(
 
 
 def _slope_in_a(c: Tensor, terms: int) -> list[Tensor]:
-    r"""The derivative of the log-distance in A at A = 1 and B = 0, :math:`\tfrac12 E[r^2 / (r^2 + C)]`, and its first
-    and second derivatives in the log of C.
+    r"""Return the derivative of the log-distance in A, and its first and second derivatives in the log of C.
+
+    At A = 1 and B = 0 it is :math:`\tfrac12 E[r^2 / (r^2 + C)]`.
     """
     width = c.sqrt()
     _, by_width = slopes_of_log_square(torch.zeros_like(width), width, terms)

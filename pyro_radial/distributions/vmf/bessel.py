@@ -103,14 +103,14 @@ def _cached_plan(dim: int) -> BesselPlan:
 
 @lru_cache(maxsize=1)
 def expansion_polynomials() -> tuple[list[np.ndarray], list[np.ndarray]]:
-    r"""P_k and R_k for k = 0, 1, ..., as exact coefficients of powers of t, the lowest first.
+    r"""Return P_k and R_k for k = 0, 1, ..., as exact coefficients of powers of t, the lowest first.
 
     .. math::
         P_0 = 1, \quad P_k = -\tfrac12 \Big\{ t^2 [P_{k-1} - (1 - t^2) P_{k-1}']
             + (1 - t) \sum_{i=1}^{k-1} P_i P_{k-i} \Big\}, \quad
         (1 - t) R_k = \int_t^1 \frac{P_k(s)}{s^2 (1 + s)} ds \quad (k \ge 2).
     """
-    one, half = Fraction(1), Fraction(1, 2)
+    one = Fraction(1)
     one_minus_t, one_plus_t = np.array([one, -one]), np.array([one, one])
     p, r = [np.array([one])], [np.array([0 * one]), np.array([0 * one])]
     for k in range(1, NUM_TERMS + 1):
@@ -120,7 +120,7 @@ def expansion_polynomials() -> tuple[list[np.ndarray], list[np.ndarray]]:
         total = poly.polymul(np.array([0 * one, 0 * one, one]), change)
         for i in range(1, k):
             total = poly.polyadd(total, poly.polymul(one_minus_t, poly.polymul(p[i], p[k - i])))
-        p.append(-half * total)
+        p.append(-total / 2)
         if k >= 2:
             integrand = poly.polydiv(p[k][2:], one_plus_t)[0]
             antiderivative = poly.polyint(integrand)
@@ -130,7 +130,7 @@ def expansion_polynomials() -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def _economise(series: Polynomial) -> tuple[float, ...]:
-    """The shortest polynomial in x = 2t - 1 within the tolerance of ``series`` for t from 0 to 1."""
+    """Return the shortest polynomial in x = 2t - 1 within the tolerance of ``series`` for t from 0 to 1."""
     chebyshev = series.convert(kind=Chebyshev, domain=[0.0, 1.0])
     dropped = np.cumsum(np.abs(chebyshev.coef[::-1])) < _TOLERANCE
     short = chebyshev.truncate(max(2, len(dropped) - int(dropped.sum())))
@@ -146,29 +146,29 @@ class UniformVariables(NamedTuple):
 
     @property
     def t(self) -> Tensor:
-        """The ratio lambda / h, from 1 at concentration 0 down to 0."""
+        """Return the ratio lambda / h, from 1 at concentration 0 down to 0."""
         return self.lam / self.h
 
     @property
     def u(self) -> Tensor:
-        """The ratio kappa / h."""
+        """Return the ratio kappa / h."""
         return self.concentration / self.h
 
     @property
     def a0(self) -> Tensor:
-        """The ratio kappa / (h + lambda), the leading term of the mean cosine."""
+        """Return the ratio kappa / (h + lambda), the leading term of the mean cosine."""
         return self.concentration / (self.h + self.lam)
 
     @property
     def one_minus_a0(self) -> Tensor:
-        """1 - a0."""
+        """Return 1 - a0."""
         t = self.t
         u = self.u
         return t * (1.0 + u + t) / ((1.0 + u) * (1.0 + t))
 
     @property
     def q(self) -> Tensor:
-        """(h / lambda - 1) / 2."""
+        """Return (h / lambda - 1) / 2."""
         return self.concentration * self.a0 / (2.0 * self.lam)
 
 
@@ -289,7 +289,7 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def _rising_integral(q: Tensor, log_ratio: Tensor, plan: BesselPlan) -> Tensor:
-    """The mean of the integrand over log s from q to p."""
+    """Return the mean of the integrand over log s from q to p."""
     s = q * torch.stack([node * log_ratio for node, _ in _GAUSS_LEGENDRE]).exp()
     p_over_s_less_1 = torch.stack([(1.0 - node) * log_ratio for node, _ in _GAUSS_LEGENDRE]).expm1()
     integrand = s.square() * p_over_s_less_1 * variance(s, plan)
@@ -300,14 +300,14 @@ def _rising_integral(q: Tensor, log_ratio: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def _upper_log_mean_exp(v: UniformVariables, plan: BesselPlan) -> Tensor:
-    """L at dimension m + 2n."""
+    """Return L at dimension m + 2n."""
     q = v.q
     log_q = q.log1p()
     return plan.shifted_lam * (2.0 * q - log_q) - _rest(q, log_q, v.t, plan)
 
 
 def _upper_peak(v: UniformVariables, plan: BesselPlan) -> Tensor:
-    """M at dimension m + 2n."""
+    """Return M at dimension m + 2n."""
     lam = plan.shifted_lam
     q = v.q
     log_q = q.log1p()
@@ -316,28 +316,28 @@ def _upper_peak(v: UniformVariables, plan: BesselPlan) -> Tensor:
 
 
 def _upper_mean(v: UniformVariables, plan: BesselPlan) -> Tensor:
-    """A at dimension m + 2n."""
+    """Return A at dimension m + 2n."""
     return v.a0 * (1.0 + _excess(v.t, plan))
 
 
 def _upper_complement(v: UniformVariables, plan: BesselPlan) -> Tensor:
-    """1 - A at dimension m + 2n."""
+    """Return 1 - A at dimension m + 2n."""
     return v.one_minus_a0 - v.a0 * _excess(v.t, plan)
 
 
 def _excess(t: Tensor, plan: BesselPlan) -> Tensor:
-    """F - 1, the relative difference of the mean cosine from its leading term."""
+    """Return F - 1, the relative difference of the mean cosine from its leading term."""
     return t.square() * _series(plan.ratio, t)
 
 
 def _rest(q: Tensor, log_q: Tensor, t: Tensor, plan: BesselPlan) -> Tensor:
-    """The part of -L that does not grow with the dimension; 2q / (1 + 2q) is 1 - t."""
+    """Return the part of -L that does not grow with the dimension; 2q / (1 + 2q) is 1 - t."""
     double = 2.0 * q
     return 0.5 * (double.log1p() - log_q) - double / (1.0 + double) * _series(plan.integral, t)
 
 
 def _log_growth(concentration: Tensor, plan: BesselPlan) -> Tensor | float:
-    """What the rungs add to L: the logs of 1 + kappa A_{b+2} / b."""
+    """Return what the rungs add to L: the logs of 1 + kappa A_{b+2} / b."""
     if not plan.rungs:
         return 0.0
     upper = _upper_mean(uniform_variables(concentration, plan.shifted_lam), plan)
@@ -354,9 +354,10 @@ def _log_growth(concentration: Tensor, plan: BesselPlan) -> Tensor | float:
 def _descent(
     concentration: Tensor, plan: BesselPlan
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
-    r"""At each rung b: :math:`b + \kappa A_{b+2}`, :math:`A_{b+2}`, and :math:`b - \kappa^2 A_{b+2}'` as two summands.
+    r"""Yield at each rung b :math:`b + \kappa A_{b+2}`, :math:`A_{b+2}`, delta and (b-1)/2.
 
-    They are delta = (b+1)/2 - kappa^2 A_{b+2}', which has a recurrence that does not cancel, and (b-1)/2.
+    The last two sum to :math:`b - \kappa^2 A_{b+2}'`: delta is :math:`(b+1)/2 - \kappa^2 A_{b+2}'`, which has a
+    recurrence that does not cancel.
     """
     if not plan.rungs:
         return
@@ -376,7 +377,7 @@ def _descent(
 
 
 def _series(coefficients: tuple[float, ...], t: Tensor) -> Tensor:
-    """The polynomial in 2t - 1 with these coefficients, the highest power first, by Horner's rule."""
+    """Return the polynomial in 2t - 1 with these coefficients, the highest power first, by Horner's rule."""
     x = 2.0 * t - 1.0
     value = coefficients[0] * x + coefficients[1]
     for coefficient in coefficients[2:]:

@@ -177,7 +177,7 @@ class _Direction(torch.autograd.Function):
 
 
 def _reflection(loc: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sign s of the first coordinate, that coordinate, and half the squared length of loc + s e_1."""
+    """Return the sign s of the first coordinate, that coordinate, and half the squared length of loc + s e_1."""
     first = loc.select(-1, 0).to(gap.dtype)
     return torch.ones_like(first).copysign(first), first, 1.0 + first.abs()
 
@@ -252,13 +252,13 @@ def _expansion(concentration: Tensor, one_minus_cosine: Tensor, lam: float) -> T
 
 
 def _powers(base: Tensor, count: int) -> Tensor:
-    """The powers 0, 1, ... of a positive number, in a new last dimension."""
+    """Return the powers 0, 1, ... of a positive number, in a new last dimension."""
     exponents = torch.arange(count, dtype=base.dtype, device=base.device)
     return (base.log().unsqueeze(-1) * exponents).exp()
 
 
 def _coefficients(lam: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The coefficients of s^j t^i in g."""
+    """Return the coefficients of s^j t^i in g."""
     return torch.tensor(_table(lam), dtype=dtype, device=device)
 
 
