@@ -19,20 +19,20 @@ STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_ext
 
 
 def check_flag(argument: str, value: object) -> bool:
-    """The value, or a ValueError that names the argument if it is not True or False."""
+    """Return the value, or raise a ValueError naming the argument if it is not True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{argument} must be True or False, got {value!r}")
     return value
 
 
 def check_function(argument: str, value: Checked) -> Checked:
-    """The value, or a ValueError that names the argument if it cannot be called, or is a class."""
+    """Return the value, or raise a ValueError naming the argument if it cannot be called, or is a class."""
     check_types(Callable, **{argument: value})
     return value
 
 
 def check_list(argument: str, values: object) -> list[Any]:
-    """The values as a list, or a ValueError that names the argument if it is not a collection, or a string."""
+    """Return the values as a list, or raise a ValueError naming the argument if it is not a collection, or a string."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{argument} must be a sequence, got {values!r}")
     return list(values)
@@ -41,7 +41,7 @@ def check_list(argument: str, values: object) -> list[Any]:
 def check_each(
     check: Callable[[str, Any], Checked], argument: str, values: object
 ) -> list[Checked]:
-    """All values as a check returns them, or a ValueError that names the argument, or the value by its place."""
+    """Return all values as a check returns them, or raise a ValueError naming the argument or the value's place."""
     return [
         check(f"{argument}[{place}]", value)
         for place, value in enumerate(check_list(argument, values))
@@ -49,7 +49,7 @@ def check_each(
 
 
 def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -> torch.Size:
-    """The value as a torch.Size, or a ValueError that names the argument if a smaller shape does not expand to it."""
+    """Return the value as a torch.Size, or raise a ValueError naming the argument if ``smaller`` does not fit."""
     try:
         shape = torch.Size(value)
         if min(shape, default=0) >= 0 and torch.broadcast_shapes(smaller, shape) == shape:
@@ -60,7 +60,7 @@ def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -
 
 
 def joint_shape(owner: str, /, **shapes: object) -> torch.Size:
-    """The shape that several broadcast to, or a ValueError that names the owner and the arguments."""
+    """Return the shape that several broadcast to, or raise a ValueError naming the owner and the arguments."""
     sizes = [check_shape(f"{owner}: {argument}", shape) for argument, shape in shapes.items()]
     try:
         return torch.broadcast_shapes(*sizes)
@@ -72,7 +72,7 @@ def joint_shape(owner: str, /, **shapes: object) -> torch.Size:
 
 
 def optional(check: Callable[[str, Any], Checked], argument: str, value: object) -> Checked | None:
-    """None, or the value as a check returns it."""
+    """Return None, or the value as a check returns it."""
     return None if value is None else check(argument, value)
 
 
@@ -90,7 +90,7 @@ def check_types(kind: Any, /, **arguments: Any) -> None:
 
 
 def kind_of(value: object) -> str:
-    """The class of a value; of a NumPy array, or a table of pandas or polars, also how to make it a tensor."""
+    """Return the class of a value; of a NumPy array, or a table of pandas or polars, also how to make it a tensor."""
     table = ", whose to_numpy() is an array" if hasattr(value, "to_numpy") else ""
     return type(value).__name__ + (
         ", which torch.as_tensor converts" if isinstance(value, np.ndarray) else table
@@ -98,7 +98,7 @@ def kind_of(value: object) -> str:
 
 
 def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: str) -> float:
-    """The value as a float, or a ValueError that names the argument if it is not a number that fits."""
+    """Return the value as a float, or raise a ValueError naming the argument if it is not a number that fits."""
     try:
         if not isinstance(value, bool | str) and fits(value):
             return float(value)
@@ -108,21 +108,21 @@ def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: st
 
 
 def positive_float(argument: str, value: object) -> float:
-    """The value as a float, or a ValueError that names the argument if it is not positive and finite."""
+    """Return the value as a float, or raise a ValueError naming the argument if it is not positive and finite."""
     return check_number(
         argument, value, lambda number: 0.0 < number < math.inf, "a positive finite number"
     )
 
 
 def non_negative_float(argument: str, value: object) -> float:
-    """The value as a float, or a ValueError that names the argument if it is negative or not finite."""
+    """Return the value as a float, or raise a ValueError naming the argument if it is negative or not finite."""
     return check_number(
         argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero"
     )
 
 
 def held_numbers(argument: str, value: object, **like: Any) -> torch.Tensor:
-    """Numbers as a tensor, by default in float64, or a ValueError that names the argument if it holds none."""
+    """Return numbers as a tensor, by default in float64, or raise a ValueError naming the argument if it holds none."""
     try:
         return torch.as_tensor(value, **(like or {"dtype": torch.float64}))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -130,31 +130,31 @@ def held_numbers(argument: str, value: object, **like: Any) -> torch.Tensor:
 
 
 def check_items(kind: object, argument: str, values: object) -> list[Any]:
-    """The values as a list, or a ValueError that names the argument, or the value that is not of this type."""
+    """Return the values as a list, or raise a ValueError naming the argument, or the value that is not of this type."""
     values = check_list(argument, values)
     check_types(kind, **{f"{argument}[{place}]": value for place, value in enumerate(values)})
     return values
 
 
 def path_of(argument: str, value: object) -> Path:
-    """The value as a path, or a ValueError that names the argument if it is none."""
+    """Return the value as a path, or raise a ValueError naming the argument if it is none."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{argument} must be a path, got {value!r}")
     return Path(value)
 
 
 def positive_count(argument: str, value: object) -> int:
-    """The value as an int, or a ValueError that names the argument if it is not an integer of at least one."""
+    """Return the value as an int, or raise a ValueError naming the argument if it is no integer above zero."""
     return _integer(argument, value, 1, "positive")
 
 
 def non_negative_integer(argument: str, value: object) -> int:
-    """The value as an int, or a ValueError that names the argument if it is not an integer of at least zero."""
+    """Return the value as an int, or raise a ValueError naming the argument if it is no integer from zero on."""
     return _integer(argument, value, 0, "non-negative")
 
 
 def random_seed(argument: str, value: object, bits: int = 32) -> int:
-    """The value as an int, or a ValueError that names the argument if it is no seed (NumPy's have 32 bits)."""
+    """Return the value as an int, or raise a ValueError naming the argument if it is no seed (NumPy's have 32 bits)."""
     number = non_negative_integer(argument, value)
     if number >= 2**bits:
         raise ValueError(f"{argument} must be less than 2**{bits}, got {value!r}")
@@ -172,17 +172,17 @@ def _integer(argument: str, value: Any, least: int, kind: str) -> int:
 
 
 def proper_fraction(argument: str, value: object) -> float:
-    """The value as a float, or a ValueError that names the argument if it is not strictly between zero and one."""
+    """Return the value as a float, or raise a ValueError naming the argument if it is not between zero and one."""
     return check_number(argument, value, lambda number: 0.0 < number < 1.0, "between zero and one")
 
 
 def has_state(thing: object) -> bool:
-    """Whether a thing has ``state_dict`` and ``load_state_dict``, or ``get_extra_state`` and ``set_extra_state``."""
+    """Return whether a thing has the methods of a module to return and load its state, or its extra state."""
     return bool(_state_methods(thing))
 
 
 def states(things: Mapping[str, object]) -> dict[str, Any]:
-    """The states of the things that have one, by name."""
+    """Return the states of the things that have one, by name."""
     return {name: _state_methods(thing)[0]() for name, thing in things.items() if has_state(thing)}
 
 
@@ -199,7 +199,7 @@ def load_states(things: Mapping[str, object], saved: Mapping[str, object]) -> No
 
 
 def _state_methods(thing: object) -> list[Any]:
-    """The methods that return and load the state of an object; none of a class, or of an object without a state."""
+    """Return the methods that get and load the state of an object; none of a class, or of an object without a state."""
     if isinstance(thing, type):
         return []
     for pair in STATE_METHODS:

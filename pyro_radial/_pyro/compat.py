@@ -106,7 +106,7 @@ OVERRIDDEN = {
 
 
 def is_deterministic(site: Mapping[str, Any]) -> bool:
-    """Whether a site holds a computed value, which Pyro treats as observed.
+    """Return whether a site holds a computed value, which Pyro treats as observed.
 
     ``pyro.deterministic`` marks its sites; a ``Reparam`` leaves a site with its density masked out.
     """
@@ -115,37 +115,37 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
 
 
 def is_capturing() -> bool:
-    """Whether this thread records a graph, where the host must not read values."""
+    """Return whether this thread records a graph, where the host must not read values."""
     return get_proxy_mode() is not None
 
 
 def is_traced() -> bool:
-    """Whether a compiler or ``make_fx`` records what is computed."""
+    """Return whether a compiler or ``make_fx`` records what is computed."""
     return compiler.is_compiling() or is_capturing()
 
 
 def is_differentiated(tensor: Tensor) -> bool:
-    """Whether ``torch.func.grad`` or the like differentiates by this tensor, inside of any ``vmap``."""
+    """Return whether ``torch.func.grad`` or the like differentiates by this tensor, inside of any ``vmap``."""
     return torch._C._functorch.is_gradtrackingtensor(tensor)
 
 
 def own_mask(distribution: MaskedDistribution) -> Any:
-    """The mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
+    """Return the mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
     return distribution._mask
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks."""
+    """Return whether a module has forward hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def initial_scale(guide: Any) -> float:
-    """The initial scale of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal``."""
+    """Return the initial scale of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal``."""
     return float(guide._init_scale)
 
 
 def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
-    """The location and scale of a site in Pyro's ``AutoNormal``."""
+    """Return the location and scale of a site in Pyro's ``AutoNormal``."""
     return guide._get_loc_and_scale(name)
 
 
@@ -155,7 +155,7 @@ def mark_stepped(optimizer: Optimizer) -> None:
 
 
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:
-    """The name of a module, or of one of its parameters, in Pyro's parameter store."""
+    """Return the name of a module, or of one of its parameters, in Pyro's parameter store."""
     return module._pyro_name if parameter is None else module._pyro_get_fullname(parameter)
 
 
@@ -173,19 +173,19 @@ def forget_stored(root: str) -> None:
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """The addresses of tensors, without the modes that torch would ask for each."""
+    """Return the addresses of tensors, without the modes that torch would ask for each."""
     with torch._C.DisableTorchFunction():
         return list(map(Tensor.data_ptr, tensors))
 
 
 def reader_of_setting(name: str) -> Callable[[], object]:
-    """A faster ``pyro.settings.get`` of one setting."""
+    """Return a faster ``pyro.settings.get`` of one setting."""
     module, path, _ = pyro.settings._REGISTRY[name]
     return partial(attrgetter(path), import_module(module))
 
 
 def standard_gamma(shape: Tensor) -> Tensor:
-    """Draws from gamma distributions with rate one, without the in-place clamp that ``torch.func.vmap`` refuses."""
+    """Draw from gamma distributions with rate one, without the in-place clamp that ``torch.func.vmap`` refuses."""
     return torch._standard_gamma(shape)
 
 
@@ -204,12 +204,12 @@ def adopt(module: PyroModule, name: str, of: PyroModule | None = None) -> None:
 
 
 def stored_parameters() -> dict[str, Tensor]:
-    """The dict of unconstrained parameters in Pyro's store."""
+    """Return the dict of unconstrained parameters in Pyro's store."""
     return pyro.get_param_store()._params
 
 
 def handlers_around() -> bool:
-    """Whether any of Pyro's handlers is active."""
+    """Return whether any of Pyro's handlers is active."""
     return bool(runtime._PYRO_STACK)
 
 
@@ -293,7 +293,7 @@ def _expectation(
 
 
 def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
-    """What the hooks of ``register_post_accumulate_grad_hook`` leave of a gradient."""
+    """Return what the hooks of ``register_post_accumulate_grad_hook`` leave of a gradient."""
     left: Tensor | None = gradient
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
         parameter.grad = left
@@ -353,7 +353,7 @@ def compile_graph(
 
 
 def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """The settings and the clipping options that an optimizer of Pyro's has for a parameter of this name."""
+    """Return the settings and the clipping options that an optimizer of Pyro's has for a parameter of this name."""
     parts = module_from_param_with_module_name(name), user_param_name(name)
     settings, clips = optim.pt_optim_args, optim.pt_clip_args
     if callable(settings):
@@ -366,12 +366,12 @@ def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str
 
 
 def optimizer_state_waiting(optim: PyroOptim) -> dict[str, object]:
-    """The loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet."""
+    """Return the loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet."""
     return optim._state_waiting_to_be_consumed
 
 
 def steps_stop(optimizer: Optimizer) -> bool:
-    """Whether :func:`stop_where` works on an optimizer: on those with torch's fused steps."""
+    """Return whether :func:`stop_where` works on an optimizer: on those with torch's fused steps."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
@@ -385,7 +385,7 @@ def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> None:
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether an optimizer calls functions before or after its steps."""
+    """Return whether an optimizer calls functions before or after its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 

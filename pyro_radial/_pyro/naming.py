@@ -42,7 +42,7 @@ _owners: weakref.WeakValueDictionary[str, _Owner] = weakref.WeakValueDictionary(
 
 
 def unique_name(cls: type) -> str:
-    """A new name for an instance of a class: ``"Net"``, ``"Net_2"``, ``"Net_3"``, ... within this process."""
+    """Return a new name for an instance of a class: ``"Net"``, ``"Net_2"``, ``"Net_3"``, ... within this process."""
     # One operation each, so two threads never get the same number.
     count = next(_instances.setdefault(cls.__name__, itertools.count(1)))
     return cls.__name__ if count == 1 else f"{cls.__name__}_{count}"
@@ -117,5 +117,5 @@ def _warn_of_strangers(name: str) -> None:
 
 
 def _root(stored: str) -> str:
-    """The name of the root module of a stored parameter."""
+    """Return the name of the root module of a stored parameter."""
     return re.split(r"\.|\$\$\$", stored, maxsplit=1)[0]

@@ -64,7 +64,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The state of torch's generators for a device, of Python's and of NumPy's."""
+    """Return the state of torch's generators for a device, of Python's and of NumPy's."""
     # A Dataset that augments its items uses Python's and NumPy's.
     kind, words, *rest = np.random.get_state()  # noqa: NPY002
     numpy_state = (kind, np.asarray(words).tolist(), *rest)
@@ -91,7 +91,7 @@ class TorchNoise(NamedTuple):
 
     @classmethod
     def now(cls) -> "TorchNoise":
-        """The current state."""
+        """Return the current state."""
         return cls(
             torch.get_rng_state(),
             torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],

@@ -172,12 +172,12 @@ def count_flops(net: nn.Module, input_shape: Sequence[int]) -> int:
 
 
 def is_sequential(module: nn.Module) -> bool:
-    """Whether a module only runs its children in turn."""
+    """Return whether a module only runs its children in turn."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def _leaves(net: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules of nested Sequentials in the order they run, with their names; a ValueError for an unfit one."""
+    """Return the modules of nested Sequentials, by name, in the order they run; raise a ValueError for an unfit one."""
     check_types(nn.Module, net=net)
     leaves: list[tuple[str, nn.Module]] = []
     owners: dict[int, str] = {}  # of the tensors

@@ -200,7 +200,7 @@ def evaluate_cut(
 
 
 def _network_of(model: object) -> BayesianModule:
-    """The network of a classifier, or a ValueError."""
+    """Return the network of a classifier, or raise a ValueError."""
     bnn = getattr(model, "bnn", None)
     likelihood = getattr(model, "likelihood", None)
     is_classifier = isinstance(likelihood, Categorical) and likelihood.event_dim == 1
@@ -226,7 +226,7 @@ def _chain(net: nn.Module) -> nn.Sequential:
 
 
 def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
-    """The share of rows with another label than the most probable class, in percent."""
+    """Return the share of rows with another label than the most probable class, in percent."""
     device = device_of(net)
     wrong = 0
     parts = torch.arange(len(rows), device="cpu").tensor_split(math.ceil(len(rows) / ROWS))
@@ -244,7 +244,7 @@ def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
 
 
 def _ranks(scores: Tensor, among: Tensor | None) -> Tensor:
-    """The share of scores below each, by default within its layer; infinite for the best, which is never cut."""
+    """Return the share of scores below each, by default within its layer; infinite for the best, which is never cut."""
     own = scores.detach().cpu().double()
     others = own if among is None else among.detach().cpu().double()
     ranks = torch.searchsorted(others.sort().values, own).double() / len(others)

@@ -153,13 +153,13 @@ def unit_scores(guide: AutoPerSite) -> Scores:
 
 
 def _counts(masks: Mapping[str, Tensor]) -> str:
-    """How many units of each layer are kept."""
+    """Return how many units of each layer are kept."""
     counts = [f"{name!r}: {int(mask.sum())} of {len(mask)}" for name, mask in masks.items()]
     return "{" + ", ".join(counts) + "}"
 
 
 def _weight_tensors(posterior: dict[str, Distribution]) -> Iterator[str]:
-    """Names of parameters of two or more dims, in the order of the network."""
+    """Yield the names of parameters of two or more dims, in the order of the network."""
     for site, distribution in posterior.items():
         if tensor := TensorSites.with_global_radius(site):
             yield tensor.parameter

@@ -131,14 +131,14 @@ def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
 
 
 def _units_before(layer: Layer, outputs: Mapping[str, Tensor]) -> Tensor:
-    """Which units of the layer before are kept; the network's own inputs arrive whether they are used or not."""
+    """Return which units of the layer before are kept; the network's own inputs arrive whether they are used or not."""
     if layer.before:
         return outputs[layer.before.name]
     return torch.ones(layer.num_before, dtype=torch.bool, device="cpu")
 
 
 def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:
-    """Inputs for a layer that has none left: the best one, and those of its unit that the cut keeps."""
+    """Return inputs for a layer that has none left: the best one, and those of its unit that the cut keeps."""
     best = int(_strengths(layer, owners, scores).argmax())
     unit = int(owners[best])
     if layer.before:
@@ -152,7 +152,7 @@ def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -
 
 
 def _strengths(layer: Layer, owners: Tensor, scores: Scores | None) -> Tensor:
-    """How much each input of a layer matters."""
+    """Return how much each input of a layer matters."""
     known = []
     if scores is not None and layer.before and layer.before.name in scores.outputs:
         known.append(scores.outputs[layer.before.name].detach().cpu()[owners])
@@ -167,7 +167,7 @@ def _strengths(layer: Layer, owners: Tensor, scores: Scores | None) -> Tensor:
 
 
 def _cut_module(module: nn.Module, *kept: Tensor) -> nn.Module:
-    """A layer of fewer outputs and inputs, or a batch norm or PReLU of fewer units."""
+    """Return a layer of fewer outputs and inputs, or a batch norm or PReLU of fewer units."""
     # The copy keeps every setting; only its tensors and their sizes are replaced.
     small = copy.deepcopy(module)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

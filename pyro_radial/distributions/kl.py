@@ -164,7 +164,7 @@ def _parameters(q: Distribution) -> _Parameters:
 
 
 def _with_masks(q: Distribution, p: Distribution) -> Tensor:
-    """The divergence, as one sum where both sides count, so that no large terms cancel."""
+    """Return the divergence, as one sum where both sides count, so that no large terms cancel."""
     try:
         q_mask = mask_of(q)
         p_mask = mask_of(p)
@@ -181,7 +181,7 @@ def _with_masks(q: Distribution, p: Distribution) -> Tensor:
 
 
 def _divergence(q: Distribution, p: Distribution) -> Tensor:
-    """The divergence without masks, where each element has one term in the sum."""
+    """Return the divergence without masks, where each element has one term in the sum."""
     parameters = _parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
@@ -226,14 +226,14 @@ def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
 
 
 def _entropy(q: Distribution) -> Tensor:
-    """The entropy with sums in the accumulation dtype."""
+    """Return the entropy with sums in the accumulation dtype."""
     return carry_to_batch(
         lambda q: q.accumulated_entropy() if isinstance(q, RadialNormal) else q.entropy(), q
     )
 
 
 def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
-    """E[-log p(w)]. Everything broadcasts, because q's parameters have the full shape."""
+    """Return E[-log p(w)]. Everything broadcasts, because q's parameters have the full shape."""
     return carry_to_batch(partial(_cross_entropy_to_leaf, _parameters(q)), p)
 
 
@@ -277,7 +277,7 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
 
 @cache  # Torch compares rules by identity where several apply.
 def _if_shapes_fit(rule: Callable[..., Tensor | float]) -> Callable[..., Tensor | float]:
-    """The rule for distributions of one event shape whose batches broadcast; it leaves others to sampling."""
+    """Return the rule for distributions of one event shape whose batches broadcast; it leaves others to sampling."""
 
     @wraps(rule)
     def kl(q: Distribution, p: Distribution) -> Tensor | float:

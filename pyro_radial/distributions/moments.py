@@ -80,7 +80,7 @@ def _is_affine(distribution: Any) -> bool:
 
 
 def _is_affine_on_the_line(distribution: Any) -> bool:
-    """Whether values everywhere on the line are possible, which torch says of every affine function."""
+    """Return whether values everywhere on the line are possible, which torch says of every affine function."""
     base = leaf(distribution.base_dist)
     return _is_affine(distribution) and (
         _is_affine_on_the_line(base) if type(base) in TRANSFORMED else is_real(base.support)

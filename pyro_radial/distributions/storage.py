@@ -87,7 +87,7 @@ class StoredDistribution(nn.Module):
 
     @property
     def distribution(self) -> Any:
-        """The distribution that uses these buffers."""
+        """Return the distribution that uses these buffers."""
         if self._distribution is None:
             self._distribution = rebuild(self._structure, dict(self.named_buffers()))
         return self._distribution
@@ -127,7 +127,7 @@ class StoredDistributions(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the distributions."""
+        """Return the device of the distributions."""
         return self._place.device
 
     def __getitem__(self, name: str) -> Distribution:
@@ -181,7 +181,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def _site_key(name: str) -> str:
-    """A name for a submodule: without dots, and unlike any attribute."""
+    """Return a name for a submodule: without dots, and unlike any attribute."""
     return "[" + name.replace("%", "%25").replace("/", "%2F").replace(".", "/") + "]"
 
 

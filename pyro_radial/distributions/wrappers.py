@@ -38,7 +38,7 @@ def leaf(distribution: object) -> Any:
 
 
 def _layers(distribution: object) -> Iterator[Any]:
-    """The distribution, and what is inside each of its wrappers."""
+    """Yield the distribution, and what is inside each of its wrappers."""
     yield distribution
     while isinstance(distribution, WRAPPERS):
         distribution = distribution.base_dist

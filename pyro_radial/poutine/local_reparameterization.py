@@ -149,7 +149,7 @@ def draw_after_all(msg: Any) -> None:
 
 
 def is_drawn(site: Mapping[str, Any]) -> bool:
-    """Whether a site has a value, and was not left undrawn."""
+    """Return whether a site has a value, and was not left undrawn."""
     return site["infer"].get(NOISE) is None
 
 

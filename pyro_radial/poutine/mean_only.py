@@ -71,6 +71,6 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
 
 
 def _has_target(msg: Any) -> bool:
-    """Whether a site holds the targets of a likelihood or other data, and no ``deterministic`` or ``factor``."""
+    """Return whether a site holds the targets of a likelihood or other data, and no ``deterministic`` or ``factor``."""
     computed = is_deterministic(msg) or msg["infer"].get("is_auxiliary", False)
     return bool(msg["infer"].get("is_target", False) or (msg["is_observed"] and not computed))

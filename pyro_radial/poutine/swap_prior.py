@@ -82,12 +82,12 @@ class UnderPriors(nn.Module):
         self.model = model
 
     def priors(self) -> SwapPriorMessenger:
-        """The handler that changes the priors of sites, and nothing else."""
+        """Return the handler that changes the priors of sites, and nothing else."""
         raise NotImplementedError
 
     @property
     def likelihood(self) -> Any:
-        """The likelihood of the model, for predictions."""
+        """Return the likelihood of the model, for predictions."""
         return self.model.likelihood  # type: ignore[attr-defined]
 
     def forward(self, *args: object, **kwargs: object) -> object:
@@ -150,7 +150,7 @@ def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Modul
 
 
 def is_guide(model: object) -> bool:
-    """Whether this is an autoguide, or a handler or module around one."""
+    """Return whether this is an autoguide, or a handler or module around one."""
     if isinstance(model, partial):
         return any(is_guide(part) for part in (model.func, *model.args))
     return isinstance(model, nn.Module) and any(
@@ -159,7 +159,7 @@ def is_guide(model: object) -> bool:
 
 
 def replaced(name: str, prior: Any, old: Any) -> Any:
-    """The new prior in the batch shape and under the mask of the old one."""
+    """Return the new prior in the batch shape and under the mask of the old one."""
     new = on_support(_expanded(name, prior, old), old.support)
     try:
         mask = mask_of(old)
@@ -216,7 +216,7 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
 
 
 def _has_zero_density(distribution: Distribution, values: Tensor) -> bool:
-    """Whether any value has density zero, and not because rounding took its preimage to infinity."""
+    """Return whether any value has density zero, and not because rounding took its preimage to infinity."""
     while isinstance(inner := leaf(distribution), torch.distributions.TransformedDistribution):
         for transform in reversed(inner.transforms):
             values = transform.inv(values)

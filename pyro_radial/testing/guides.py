@@ -30,7 +30,7 @@ Data = tuple[Tensor, Tensor]
 
 
 def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """A linear model with a matrix, a vector and a constrained scalar; site names have dots, like those of networks."""
+    """Run a linear model with a matrix, a vector and a constrained scalar; site names have dots, as in networks."""
     weight = pyro.sample("layer.weight", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
     bias = pyro.sample("layer.bias", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     noise = pyro.sample("noise", dist.LogNormal(0.0, 0.5))
@@ -66,7 +66,7 @@ def _beside_data(value: Tensor, event_dim: int) -> Tensor:
 
 
 def local_model(data: Tensor, batch: int | None = None) -> None:
-    """A model with a latent vector for each row, and mini-batches of rows."""
+    """Run a model with a latent vector for each row, and mini-batches of rows."""
     center = pyro.sample("center", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     with pyro.plate("rows", len(data), subsample_size=batch) as index:
         local = pyro.sample("local", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
@@ -74,7 +74,7 @@ def local_model(data: Tensor, batch: int | None = None) -> None:
 
 
 def constrained_model() -> None:
-    """A model with sites on the half-line, the unit interval and the simplex."""
+    """Run a model with sites on the half-line, the unit interval and the simplex."""
     pyro.sample("rate", dist.LogNormal(0.5, 0.3).expand([3]).to_event(1))
     pyro.sample("share", dist.Beta(2.0, 3.0).expand([2]).to_event(1))
     pyro.sample("mixture", dist.Dirichlet(torch.full((3,), 2.0)))
