@@ -5,8 +5,8 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -23,7 +23,13 @@ from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import stored_name
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.wrappers import to_like
-from pyro_radial.nn.functional_net import FunctionalNet, split_draws, unflatten
+from pyro_radial.nn.functional_net import (
+    FunctionalNet,
+    Inputs,
+    Within,
+    split_draws,
+    unflatten,
+)
 from pyro_radial.nn.local.local_layers import LocalLayers
 from pyro_radial.nn.local.unit_noise import NOISE, PARAMETER, UnitNoise
 from pyro_radial.nn.site_priors import (
@@ -35,6 +41,7 @@ from pyro_radial.nn.site_priors import (
     site_priors,
 )
 
+T = TypeVar("T", bound=nn.Module)
 STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
 
@@ -165,8 +172,7 @@ class BayesianModule(UniquelyNamed):
                 values,
                 sites,
                 self._shapes,
-                args,
-                kwargs,
+                Inputs(args, kwargs),
             )
         return self.at(values, *args, **kwargs)
 
@@ -179,9 +185,8 @@ class BayesianModule(UniquelyNamed):
         :raises ValueError: naming the site, for a value of another shape.
         """
         check_types(Mapping, parameters=parameters)
-        return self._output(
-            *split_draws({**self._initial, **parameters}, self._shapes), args, kwargs
-        )
+        values = split_draws({**self._initial, **parameters}, self._shapes)
+        return self._output(*values, Inputs(args, kwargs))
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Drop leading dims of size one, and take the network's first value of a parameter without a value."""
@@ -203,15 +208,14 @@ class BayesianModule(UniquelyNamed):
         draws: tuple[int, ...],
         shared: dict[str, Tensor],
         drawn: dict[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        within: Any = None,
+        inputs: Inputs,
+        within: Within = nullcontext,
     ) -> Any:
-        """The network's output for parameters without draws and with draws."""
+        """Call the network with parameters without draws and with draws."""
         tensors = {**self._own.trained(), **self._own.fixed(), **shared}
         if draws:
-            return unflatten(self._functional.many(tensors, drawn, args, kwargs, within), draws)
-        output = self._functional.single(tensors, args, kwargs, within)
+            return unflatten(self._functional.many(tensors, drawn, inputs, within), draws)
+        output = self._functional.single(tensors, inputs, within)
         self._own.keep_new_buffers(tensors)
         return output
 
@@ -232,41 +236,36 @@ class BayesianModule(UniquelyNamed):
             ('Linear', True)
         """
         check_types(Mapping, draw=draw)
+        tensors = self.fixed_tensors()
         with torch.no_grad(), poutine.block():
-            random = {name: self._value_in(name, draw) for name in self._shapes}
-            trained = {**random, **self._own.trained()}
-            fixed = {name: _own_copy(tensor) for name, tensor in self._own.fixed().items()}
-        tensors: dict[str, Tensor] = {
-            name: nn.Parameter(_own_copy(t)) for name, t in trained.items()
-        }
-        for name, _ in self._functional.skeleton.named_parameters():
-            if name in fixed:
-                fixed[name] = nn.Parameter(fixed[name], requires_grad=False)
-        net = self._functional.module({**tensors, **fixed})
+            for name in self._shapes:
+                tensors[name] = _own_copy(self._value_in(name, draw))
+        frozen = self._own.fixed()
+        for name, _ in self.skeleton.named_parameters():
+            tensors[name] = nn.Parameter(tensors[name], requires_grad=name not in frozen)
+        net = self._functional.module(tensors)
         for module in net.modules():
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()
         return net
 
     def computation(self) -> FunctionalNet:
-        """A copy of the network's computation in evaluation mode."""
+        """Copy the network's computation, in evaluation mode."""
         functional = copy.deepcopy(self._functional)
-        functional.train(False)
+        functional.skeleton.eval()
         return functional
 
     @torch.no_grad()
     def fixed_tensors(self) -> dict[str, Tensor]:
-        """Copies of the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
+        """Copy the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
         with poutine.block():
-            return {
-                name: _own_copy(t)
-                for name, t in {**self._own.trained(), **self._own.fixed()}.items()
-            }
+            tensors = {**self._own.trained(), **self._own.fixed()}
+        return {name: _own_copy(tensor) for name, tensor in tensors.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
         """Set train or eval mode for this module and the network's computation."""
         super().train(mode)
-        self._functional.train(mode)
+        self.skeleton.train(mode)
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BayesianModule":
@@ -278,10 +277,6 @@ class BayesianModule(UniquelyNamed):
 
     def _make_site_priors(self) -> None:
         self._site_priors = site_priors(self.prior, self._initial)
-        # Plates would change these distributions themselves.
-        self._copied_priors = {
-            name for name, prior in self._site_priors.items() if expands_in_place(prior)
-        }
 
     def _in_use(self, name: str) -> bool:
         uses_parameter = getattr(self.skeleton, "uses_parameter", None)
@@ -292,10 +287,11 @@ class BayesianModule(UniquelyNamed):
         if self._site_priors is None:
             return self.prior.sample_parameter(name, initial)
         prior = self._site_priors[name]
+        if expands_in_place(prior):
+            # A plate would change the distribution itself.
+            prior = to_like(prior, initial)
         infer: Any = {"initial_value": initial}
-        return pyro.sample(
-            name, to_like(prior, initial) if name in self._copied_priors else prior, infer=infer
-        )
+        return pyro.sample(name, prior, infer=infer)
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         value: Any = draw.get(name, self._initial[name])
@@ -323,13 +319,15 @@ def check_fixed(
 ) -> None:
     """Raise a ValueError that names tensors besides sites that the network of a module does not have, or otherwise."""
     own = bnn.fixed_tensors()
-    known = {*bnn.skeleton.state_dict(), *own}
-    if others := [
-        name
-        for name, tensor in tensors.items()
-        if name not in sites
-        and not (torch.equal(own[name], tensor.to(own[name])) if name in own else name in known)
-    ]:
+    known = bnn.skeleton.state_dict()
+    others = []
+    for name, tensor in tensors.items():
+        fits = name in sites or name in known
+        if name in own and name not in sites:
+            fits = torch.equal(own[name], tensor.to(own[name]))
+        if not fits:
+            others.append(name)
+    if others:
         raise ValueError(
             f"{argument} must have the buffers and fixed parameters that BayesianModule(net) has "
             f"copied, got other values of {others}: make the model from the trained network"
@@ -351,13 +349,12 @@ class _ParameterSites(Messenger):
             msg["infer"] = {**msg["infer"], PARAMETER: True}
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        name, noise = msg["name"], msg["infer"].get(NOISE)
+        name = msg["name"]
+        noise = msg["infer"].get(NOISE)
         if noise is not None and name in self._names:
-            self.noises[name], self.shapes[name], self._values[name] = (
-                noise,
-                msg["fn"].shape(),
-                msg["value"],
-            )
+            self.noises[name] = noise
+            self.shapes[name] = msg["fn"].shape()
+            self._values[name] = msg["value"]
 
     def check(self, values: dict[str, Tensor]) -> None:
         """Raise a ValueError naming an undrawn site from which the prior computes a parameter."""
@@ -379,24 +376,29 @@ def _make_gradients_dense(
             module.sparse = False
 
 
-def submodules(*modules: Any) -> Iterator[nn.Module]:
-    """All modules below these, parents first, among them the hidden networks of Bayesian modules."""
+def submodules(*modules: object) -> Iterator[nn.Module]:
+    """Yield all modules below these, parents first, among them the hidden networks of Bayesian modules."""
     for module in modules:
-        for submodule in module.modules() if isinstance(module, nn.Module) else ():
-            yield submodule
-            if isinstance(submodule, BayesianModule):
-                yield from submodule.skeleton.modules()
+        if isinstance(module, nn.Module):
+            for submodule in module.modules():
+                yield submodule
+                if isinstance(submodule, BayesianModule):
+                    yield from submodule.skeleton.modules()
+
+
+def modules_of(kind: type[T], *modules: object) -> list[T]:
+    """Return the modules of a class among :func:`submodules`."""
+    return [module for module in submodules(*modules) if isinstance(module, kind)]
 
 
 @contextmanager
-def keeping_buffers(*modules: Any) -> Iterator[None]:
+def keeping_buffers(*modules: object) -> Iterator[None]:
     """Restore all buffers afterwards, such as the running statistics of batch norm."""
-    owned = [
-        (module, name, b)
-        for module in submodules(*modules)
-        for name, b in module.named_buffers(recurse=False)
-    ]
-    kept = [(module, name, b, b.clone()) for module, name, b in owned if not is_lazy(b)]
+    kept = []
+    for module in submodules(*modules):
+        for name, buffer in module.named_buffers(recurse=False):
+            if not is_lazy(buffer):
+                kept.append((module, name, buffer, buffer.clone()))
     try:
         yield
     finally:
@@ -427,7 +429,9 @@ class _OwnTensors:
         self.root = PyroModule()
         self._trained: dict[str, tuple[PyroModule, str]] = {}
         self._fixed: dict[str, tuple[PyroModule, str]] = {}
-        for name, parameter in ((n, p) for n, p in net.named_parameters() if n not in random):
+        for name, parameter in net.named_parameters():
+            if name in random:
+                continue
             owner, leaf = place_below(self.root, name)
             if parameter.requires_grad:
                 setattr(owner, leaf, nn.Parameter(_own_copy(parameter)))
@@ -443,10 +447,9 @@ class _OwnTensors:
 
     def trained(self) -> dict[str, Tensor]:
         """The trained parameters by name; reading them makes their ``param`` statements."""
-        for owner, leaf in (
-            () if pyro.settings.get("module_local_params") else self._trained.values()
-        ):
-            _adopt_stored_value(owner, leaf)
+        if not pyro.settings.get("module_local_params"):
+            for owner, leaf in self._trained.values():
+                _adopt_stored_value(owner, leaf)
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
 
     def fixed(self) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,23 @@ logger = logging.getLogger("pyro_radial")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 STATISTICS_LAYERS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
+# The buffers of these layers that hold statistics.
+RUNNING = ("running_mean", "running_var")
+
 # What torch raises where a network uses activation checkpointing.
 RECOMPUTES = "parts of the network run again in the backward pass"
 
 # The network for one draw of its parameters.
 Run = Callable[[Mapping[str, Tensor]], Any]
-# What a call takes place in, which may change its tensors; None for nothing.
-Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]] | None
+# Makes the context of a call from its tensors, which it may change.
+Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]]
+
+
+class Inputs(NamedTuple):
+    """The arguments of a call of a network."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class FunctionalNet:
@@ -59,16 +69,8 @@ class FunctionalNet:
                 "%s holds a recurrent layer: draws run one after another", type(net).__name__
             )
 
-    def train(self, mode: bool) -> None:
-        """Set train or eval mode, as :meth:`torch.nn.Module.train` does."""
-        self.skeleton.train(mode)
-
     def single(
-        self,
-        tensors: dict[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        within: Within = None,
+        self, tensors: dict[str, Tensor], inputs: Inputs, within: Within = nullcontext
     ) -> Any:
         """Call the network with one set of tensors, by name; tied tensors by their first name.
 
@@ -77,36 +79,30 @@ class FunctionalNet:
         layers, and calls no module in a layer's place.
         """
         if self._changes_inputs is False or torch.is_inference_mode_enabled():
-            return self._run(tensors, args, kwargs, within)
-        inputs = tree_map_only(Tensor, torch.clone, (args, kwargs))
-        output = self._run(tensors, inputs[0], inputs[1], within)
+            return self._run(tensors, inputs, within)
+        copies = tree_map_only(Tensor, torch.clone, inputs)
+        output = self._run(tensors, copies, within)
         # The version of a copy is 0 until something is written into it.
         self._changes_inputs = self._changes_inputs or any(
-            getattr(part, "_version", 0) for part in tree_leaves(inputs)
+            getattr(part, "_version", 0) for part in tree_leaves(copies)
         )
         return output
 
-    def _run(
-        self,
-        tensors: dict[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        within: Within = None,
-    ) -> Any:
-        given, skeleton = dict(tensors), self.skeleton
-        before = {
-            name: tensors[name].clone() for name, _ in skeleton.named_buffers() if name in tensors
-        }
-        context = nullcontext if within is None else within
+    def _run(self, tensors: dict[str, Tensor], inputs: Inputs, within: Within) -> Any:
+        given = dict(tensors)
+        before: dict[str, Tensor] = {}
+        for name, _ in self.skeleton.named_buffers():
+            if name in tensors:
+                before[name] = tensors[name].clone()
         if not self._recomputes:
             try:
                 with (
                     WITHOUT_FASTPATH,
-                    context(tensors),
+                    within(tensors),
                     disable_saved_tensors_hooks(RECOMPUTES),
-                    _restored(skeleton),
+                    _restored(self.skeleton),
                 ):
-                    return functional_call(skeleton, tensors, args, kwargs)
+                    return functional_call(self.skeleton, tensors, inputs.args, inputs.kwargs)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:
@@ -116,20 +112,20 @@ class FunctionalNet:
                 with torch.no_grad():
                     for name, buffer in before.items():
                         tensors[name].copy_(buffer)
-        with WITHOUT_FASTPATH, context(tensors):
+        with WITHOUT_FASTPATH, within(tensors):
             net = self.module(tensors)
-            output = net(*args, **kwargs)
+            output = net(*inputs.args, **inputs.kwargs)
             tensors.update(net.named_buffers())
-        self._recomputes, self.batching = True, "loop"
+        self._recomputes = True
+        self.batching = "loop"
         return output
 
     def many(
         self,
         shared: Mapping[str, Tensor],
         drawn: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        within: Within = None,
+        inputs: Inputs,
+        within: Within = nullcontext,
     ) -> Any:
         """Call the network with N sets of tensors, and stack the outputs along a new first dim. No buffer is changed.
 
@@ -144,16 +140,15 @@ class FunctionalNet:
                     "each draw is normalized by the statistics of its own batch",
                     stacklevel=2,
                 )
-            shared = {name: tensor for name, tensor in shared.items() if name not in left_out}
-            buffers = {name for name, _ in self.skeleton.named_buffers()}
+            kept = {name: tensor for name, tensor in shared.items() if name not in left_out}
+            buffers = [name for name, _ in self.skeleton.named_buffers() if name in kept]
 
             def run(draw: Mapping[str, Tensor]) -> Any:
+                tensors = {**kept, **draw}
                 # These copies take what a draw writes to its buffers.
-                own = {
-                    name: tensor.clone() if name in buffers else tensor
-                    for name, tensor in shared.items()
-                }
-                return self.single({**own, **draw}, args, kwargs, within)
+                for name in buffers:
+                    tensors[name] = kept[name].clone()
+                return self.single(tensors, inputs, within)
 
             if self.batching == "loop":
                 return loop(run, drawn)
@@ -167,7 +162,8 @@ class FunctionalNet:
                 outputs = loop(run, drawn)
                 if self._recomputes:
                     return outputs
-                self.batching, reason = "loop", str(error).strip().partition("\n")[0]
+                self.batching = "loop"
+                reason = str(error).strip().partition("\n")[0]
                 warnings.warn(
                     f"torch.vmap cannot batch {type(self.skeleton).__name__} ({reason}): "
                     "from now on its draws run one after another",
@@ -177,8 +173,10 @@ class FunctionalNet:
 
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A plain network around the given tensors, ties kept, in the mode of the skeleton."""
-        twins = [*self.skeleton.named_parameters(), *self.skeleton.named_buffers()]
-        return copy.deepcopy(self.skeleton, {id(twin): tensors[name] for name, twin in twins})
+        memo: dict[int, Any] = {}
+        for name, twin in (*self.skeleton.named_parameters(), *self.skeleton.named_buffers()):
+            memo[id(twin)] = tensors[name]
+        return copy.deepcopy(self.skeleton, memo)
 
 
 def split_draws(
@@ -214,7 +212,8 @@ def split_draws(
             raise ValueError(
                 f"site {name!r} must have draws of shape {draws}, as site {first!r} has, got {lead}"
             )
-        draws, first = lead, first or name
+        draws = lead
+        first = first or name
         drawn[name] = value.reshape(math.prod(lead), *shape)
     return draws, shared, drawn
 
@@ -238,21 +237,26 @@ def _vmap(run: Run, drawn: Mapping[str, Tensor]) -> Any:
 
 def loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
     """Call ``run`` for each of the draws, and stack the outputs along a new first dim."""
-    draws = zip(*(value.unbind(0) for value in drawn.values()), strict=True)
-    outputs = [run(dict(zip(drawn, draw, strict=True))) for draw in draws]
-    return _with_tensors(outputs[-1], map(torch.stack, zip(*map(_tensors, outputs), strict=True)))
+    slices = [values.unbind(0) for values in drawn.values()]
+    outputs = []
+    for draw in zip(*slices, strict=True):
+        outputs.append(run(dict(zip(drawn, draw, strict=True))))
+    tensors = zip(*map(_tensors, outputs), strict=True)
+    return _with_tensors(outputs[-1], map(torch.stack, tensors))
 
 
 def _tensors(output: object) -> tuple[Tensor, ...]:
     """The tensors in the output of a network, whose other leaves must be plain data."""
-    leaves = tree_leaves(output)
-    for leaf in leaves:
-        if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
+    tensors = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            tensors.append(leaf)
+        elif not (leaf is None or isinstance(leaf, bool | int | float | str)):
             raise TypeError(
                 "output of the network must be of tensors, and tuples, lists and dicts of them, with several draws, "
                 f"got {type(leaf).__name__}"
             )
-    return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    return tuple(tensors)
 
 
 def _with_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
@@ -275,9 +279,9 @@ def _skeleton(net: nn.Module) -> nn.Module:
 @contextmanager
 def _restored(skeleton: nn.Module) -> Iterator[None]:
     """Put the skeleton's own tensors back: functional_call leaves those of the call if a module has two names."""
-    own = [
-        (module, dict(module._parameters), dict(module._buffers)) for module in skeleton.modules()
-    ]
+    own = []
+    for module in skeleton.modules():
+        own.append((module, dict(module._parameters), dict(module._buffers)))
     try:
         yield
     finally:
@@ -290,31 +294,35 @@ def _restored(skeleton: nn.Module) -> Iterator[None]:
 def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
     """Let norm layers in train mode use batch statistics only; yield the names of the buffers to leave out."""
     left_out: set[str] = set()
-    layers: list[tuple[Any, Tensor, Tensor]] = []
+    statistics: list[tuple[Any, dict[str, Tensor | None]]] = []
     for prefix, layer in skeleton.named_modules():
         if not (
             isinstance(layer, STATISTICS_LAYERS) and layer.training and layer.track_running_stats
         ):
             continue
-        if layer.running_mean is None or layer.running_var is None:
-            continue
-        layers.append((layer, layer.running_mean, layer.running_var))
-        start = f"{prefix}." if prefix else ""
-        left_out |= {start + "running_mean", start + "running_var"}
+        own = {name: layer._buffers[name] for name in RUNNING}
+        if None not in own.values():
+            statistics.append((layer, own))
+            left_out.update(f"{prefix}.{name}".removeprefix(".") for name in RUNNING)
     try:
-        for layer, _, _ in layers:
-            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+        for layer, own in statistics:
+            layer.track_running_stats = False
+            layer._buffers.update(dict.fromkeys(own))
         yield left_out
     finally:
-        for layer, mean, var in layers:
-            layer.track_running_stats, layer.running_mean, layer.running_var = True, mean, var
+        for layer, own in statistics:
+            layer.track_running_stats = True
+            layer._buffers.update(own)
 
 
 class _Together:
     """A setting of the whole process: the first thread to enter makes it, the last to leave restores it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._make, self._inside, self._lock, self._stack = make, 0, threading.Lock(), ExitStack()
+        self._make = make
+        self._inside = 0
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:

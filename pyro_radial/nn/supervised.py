@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.functional_net import Inputs
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
@@ -134,11 +135,11 @@ class SupervisedModel(nn.Module):
         )
 
 
-def inputs_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a network for these inputs: a tuple in order, a dict by name."""
+def inputs_of(x: Any) -> Inputs:
+    """Return the arguments of a network for these inputs: a tuple in order, a dict by name."""
     if isinstance(x, dict):
-        return (), x
-    return (x if isinstance(x, tuple) else (x,)), {}
+        return Inputs((), x)
+    return Inputs(x if isinstance(x, tuple) else (x,), {})
 
 
 def for_likelihood(f: Any, likelihood: Any) -> Any:
@@ -275,7 +276,7 @@ class ModelNetwork:
 
         def function(x: Any, parameters: Mapping[str, Tensor]) -> Any:
             tensors = {**fixed, **self.bnn.one_value_each(parameters)}
-            f = for_likelihood(functional.single(tensors, *inputs_of(x)), self.likelihood)
+            f = for_likelihood(functional.single(tensors, inputs_of(x)), self.likelihood)
             return self.likelihood.function_values(f)
 
         return function

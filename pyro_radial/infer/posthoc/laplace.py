@@ -410,8 +410,7 @@ class TrainedNetwork:
 
     def run(self, x: Any) -> Tensor:
         """The network's output at some rows."""
-        args, kwargs = inputs_of(x)
-        output = self._functional.single(self._parameters, args, kwargs)
+        output = self._functional.single(self._parameters, inputs_of(x))
         if not isinstance(output, Tensor):
             raise ValueError(
                 f"model must have a network that returns one tensor, got {type(output).__name__}"

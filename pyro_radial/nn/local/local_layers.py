@@ -5,7 +5,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import is_differentiated, tree_leaves, tree_map_only
-from pyro_radial.nn.functional_net import BATCH_NORMS, split_draws
+from pyro_radial.nn.functional_net import BATCH_NORMS, Inputs, split_draws
 from pyro_radial.nn.local.unit_noise import (
     ASKS,
     LAYERS,
@@ -39,7 +39,8 @@ class _NotLocalError(Exception):
 
     def __init__(self, layer: str, why: str) -> None:
         super().__init__(layer, why)
-        self.layer, self.why = layer, why
+        self.layer = layer
+        self.why = why
 
 
 class LocalLayers:
@@ -51,27 +52,7 @@ class LocalLayers:
         self._found: dict[str, str] = {}
         self._said: set[str] = set()
         self._has_looked = False
-        self._look_at_skeleton()
-
-    def _look_at_skeleton(self) -> None:
-        # Tied parameters have one site, with the first name.
-        named = (*self._skeleton.named_parameters(), *self._skeleton.named_buffers())
-        self._names = {id(tensor): name for name, tensor in named}
-        self._reasons = _reasons(self._skeleton)
-        self._norms = {
-            name: m for name, m in self._skeleton.named_modules() if isinstance(m, BATCH_NORMS)
-        }
-        self._elsewhere = {
-            name: _Elsewhere.of(name, p) for name, p in self._skeleton.named_parameters()
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        # An _Elsewhere cannot be copied.
-        return {**self.__dict__, "_names": {}, "_elsewhere": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._look_at_skeleton()
+        self._reasons = _reasons(skeleton)
 
     def output(
         self,
@@ -80,34 +61,36 @@ class LocalLayers:
         values: Mapping[str, Tensor],
         sites: Any,
         shapes: Mapping[str, torch.Size],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        inputs: Inputs,
     ) -> Any:
         """Run the network with noise at the sites that a guide left undrawn, and draw those that need a draw.
 
         A call may find that more of them need a draw. It then changes nothing, and the network runs again.
         """
-        first = _first_tensor((args, kwargs))
+        first = _first_tensor(inputs)
         rows = 0 if first is None or first.dim() == 0 else len(first)
         while True:
             reasons = self._reasons_of(sites.noises)
-            noises = {name: noise for name, noise in sites.noises.items() if name not in reasons}
-            drawn = {name: sites.noises[name].draw(sites.shapes[name]) for name in reasons}
-            given = {name: value for name, value in values.items() if name not in noises}
-            split = _split_noise({**given, **drawn}, noises, sites.shapes, shapes)
+            noises = dict(sites.noises)
+            given = dict(values)
+            for name in reasons:
+                given[name] = noises.pop(name).draw(sites.shapes[name])
+            for name in noises:
+                del given[name]
+            split = _split_noise(given, noises, sites.shapes, shapes)
             try:
                 with unchanged_on_error():
-                    output = run(*split, args, kwargs, partial(self._within, noises, rows))
+                    output = run(*split, inputs, partial(self._within, noises, rows))
                     if noises:
                         _check_rows(output, len(split[0]), rows)
-                        self._check_first_dim(rows, args, kwargs)
+                        self._check_first_dim(rows, inputs)
             except _NotLocalError as error:
                 self._found[error.layer] = error.why
             else:
                 self._say(reasons)
                 return output
 
-    def _check_first_dim(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_first_dim(self, rows: int, inputs: Inputs) -> None:
         """Raise a _NotLocalError if the output of one row more does not have one row more; looks once."""
         if self._has_looked:
             return
@@ -119,8 +102,8 @@ class LocalLayers:
 
         try:
             # On the meta device: computes shapes only, without random numbers.
-            inputs, named = tree_map_only(Tensor, longer, (args, kwargs))
-            output = copy.deepcopy(self._skeleton).eval()(*inputs, **named)
+            args, kwargs = tree_map_only(Tensor, longer, inputs)
+            output = copy.deepcopy(self._skeleton).eval()(*args, **kwargs)
         except Exception:
             # A network that reads values or has a fixed number of rows cannot tell.
             return
@@ -128,12 +111,17 @@ class LocalLayers:
 
     def _reasons_of(self, sites: Mapping[str, Any]) -> dict[str, str]:
         """The sites whose parameters must be drawn, and why."""
-        for name, norm in self._norms.items():
-            if norm.training or norm.running_mean is None:
+        for name, module in self._skeleton.named_modules():
+            if isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None):
                 return dict.fromkeys(sites, f"batch norm '{name}' in train mode mixes rows")
         for_all = self._found.get("", "")
-        found = {site: self._found.get(site.rpartition(".")[0], for_all) for site in sites}
-        return {site: why for site in sites if (why := self._reasons.get(site) or found[site])}
+        reasons = {}
+        for site in sites:
+            layer = site.rpartition(".")[0]
+            why = self._reasons.get(site) or self._found.get(layer, for_all)
+            if why:
+                reasons[site] = why
+        return reasons
 
     def _say(self, reasons: Mapping[str, str]) -> None:
         """Warn once for each site whose parameter is drawn."""
@@ -157,19 +145,21 @@ class LocalLayers:
         """
         parameters: dict[str, Parameter] = dict(tensors)
         for site, noise in noises.items():
-            loc, scale = (tensors.pop(f"{site}.{part}") for part in NOISE_PARTS)
+            loc = tensors.pop(f"{site}.loc")
+            scale = tensors.pop(f"{site}.scale")
             parameters[site] = replace(noise, loc=loc, scale=scale)
-            tensors[site] = self._elsewhere[site]
-            self._elsewhere[site].drawn_dtype = loc.dtype
+            tensors[site] = _Elsewhere.of(site, self._skeleton.get_parameter(site), loc.dtype)
         tensors.pop("", None)
+        # Tied parameters have one site, with the first name.
+        named = (*self._skeleton.named_parameters(), *self._skeleton.named_buffers())
+        names = {id(tensor): name for name, tensor in named}
         calls = []
         for name in dict.fromkeys(site.rpartition(".")[0] for site in noises):
             layer: Any = self._skeleton.get_submodule(name)
-            own = [
-                parameters.get(self._names.get(id(getattr(layer, parameter)), ""))
-                for parameter in PARAMETERS
-            ]
-            calls.append(call := _Call(name, layer, rows, own))
+            weight = parameters.get(names[id(layer.weight)])
+            bias = parameters.get(names[id(layer.bias)]) if layer.bias is not None else None
+            call = _Call(name, layer, rows, weight, bias)
+            calls.append(call)
             # A function: copying the network would copy a method together with its object.
             layer.forward = lambda input, call=call: call.output(input)
         try:
@@ -183,9 +173,16 @@ class LocalLayers:
 class _Call:
     """One call of a network, at one of its layers."""
 
-    def __init__(self, name: str, layer: Any, rows: int, parameters: Sequence[Parameter]) -> None:
-        self.name, self.layer, self.rows, self.parameters = name, layer, rows, parameters
-        self.is_called = self.is_over = False
+    def __init__(
+        self, name: str, layer: Any, rows: int, weight: Parameter, bias: Parameter
+    ) -> None:
+        self.name = name
+        self.layer = layer
+        self.rows = rows
+        self.weight = weight
+        self.bias = bias
+        self.is_called = False
+        self.is_over = False
 
     def output(self, input: Tensor) -> Tensor:
         # With activation checkpointing a layer runs again in the backward pass, when the call is over.
@@ -204,7 +201,7 @@ class _Call:
             raise _NotLocalError(
                 self.name, f"its layer's input, {shape}, has no row for each of {self.rows} rows"
             )
-        return noisy_output(self.layer, input, *self.parameters)
+        return noisy_output(self.layer, input, self.weight, self.bias)
 
 
 class _Elsewhere(Tensor):
@@ -217,9 +214,10 @@ class _Elsewhere(Tensor):
     drawn_dtype: torch.dtype
 
     @classmethod
-    def of(cls, site: str, parameter: Tensor) -> "_Elsewhere":
+    def of(cls, site: str, parameter: Tensor, drawn_dtype: torch.dtype) -> "_Elsewhere":
         new = parameter.detach().as_subclass(cls)
         new.site = site
+        new.drawn_dtype = drawn_dtype
         return new
 
     @classmethod
@@ -279,7 +277,8 @@ def _split_noise(
     ``site_shapes`` are the shapes that their values would have. Their noises are among the tensors, as ``site.loc`` and
     ``site.scale``. Since draws may share these, a tensor of N elements under the empty name counts the draws.
     """
-    tensors, tensor_shapes = dict(values), {name: shapes[name] for name in values}
+    tensors = dict(values)
+    tensor_shapes = dict(shapes)
     lead: tuple[int, ...] = ()
     for name, noise in noises.items():
         shape = shapes[name]
@@ -287,15 +286,13 @@ def _split_noise(
         lead = tuple(size for size in sizes if size != 1) or lead
         for part in NOISE_PARTS:
             tensor = getattr(noise, part)
-            tensors[f"{name}.{part}"] = (
-                tensor if tensor.shape == shape else tensor.expand(site_shapes[name])
-            )
+            if tensor.shape != shape:
+                tensor = tensor.expand(site_shapes[name])
+            tensors[f"{name}.{part}"] = tensor
             tensor_shapes[f"{name}.{part}"] = shape
     if lead:
-        tensors[""], tensor_shapes[""] = (
-            next(iter(noises.values())).loc.new_zeros(lead),
-            torch.Size(),
-        )
+        tensors[""] = next(iter(noises.values())).loc.new_zeros(lead)
+        tensor_shapes[""] = torch.Size()
     return split_draws(tensors, tensor_shapes)
 
 
@@ -307,7 +304,8 @@ class AskForLocalReparameterization(Messenger):
 
     def __init__(self, asks: Any, now: bool) -> None:
         super().__init__()
-        self._asks, self._now = asks, now
+        self._asks = asks
+        self._now = now
         self._asked: set[str] = set()
 
     def _pyro_sample(self, msg: Any) -> None:
