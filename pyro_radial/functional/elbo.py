@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyro.poutine as poutine
 import torch
+from pyro.infer.util import validation_enabled
 from pyro.poutine import Trace
 from torch import Tensor
 
@@ -138,7 +139,8 @@ class FunctionalELBO(TermsELBO):
         if self._beside_function is None:
             with seeded(0, x.device):
                 self._beside_function = self._sites_beside_function(run, x, functions)
-        beside, points = self._beside_function, x
+        beside = self._beside_function
+        points = x
         if self.measurement_points is not None:
             further = self._further_points(self.measurement_points, x)
             functions, points = self._with_further(functions, x, further, run)
@@ -148,9 +150,9 @@ class FunctionalELBO(TermsELBO):
         divergence = value + estimate.surrogate - estimate.surrogate.detach()
         kls = {self.function_site: self.num_particles * divergence}
         kls |= self._site_kls(run, lambda name: name in beside)
-        return kls, self._site_kls(
-            run, lambda name: name not in beside
-        ) if self.weight_space_kl else {}
+        if not self.weight_space_kl:
+            return kls, {}
+        return kls, self._site_kls(run, lambda name: name not in beside)
 
     def _further_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
         """The measurement points of a batch, or a ValueError for points that do not fit."""
@@ -258,19 +260,8 @@ class FunctionalELBO(TermsELBO):
         self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Guess as Pyro does, but without log-densities and without random numbers of the loss."""
-        with poutine.block(), seeded(0, _inputs(args).device):
-            traces = [poutine.trace(fn).get_trace(*args, **kwargs) for fn in (guide, model)]
-        stacks = (
-            site["cond_indep_stack"]
-            for trace in traces
-            for site in trace.nodes.values()
-            if "fn" in site
-        )
-        nesting = max(
-            (-frame.dim for stack in stacks for frame in stack if frame.vectorized), default=0
-        )
-        # Pyro counts the plate of the particles.
-        self.max_plate_nesting = nesting + (self.num_particles > 1)
+        with validation_enabled(False), seeded(0, _inputs(args).device):
+            super()._guess_max_plate_nesting(model, guide, args, kwargs)
 
 
 def _inputs(args: tuple[Any, ...]) -> Tensor:

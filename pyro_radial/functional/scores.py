@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_float
 from pyro_radial.functional.gaussian import JITTER, with_diagonal
-from pyro_radial.functional.priors.function_prior import check_finite, check_floating
+from pyro_radial.functional.priors.function_prior import check_finite
 
 #: A function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the distribution
 #: of the draws at the values ``at``, ``[T, K]``, or at the draws. The result has no gradient.
@@ -34,7 +34,7 @@ class GaussianScore:
     themselves :math:`c = n / (n - 1)`, because each draw had a part in C. Then
     :math:`\frac1n \sum_i \hat s(f_i) (f_i - m)^T = -I`, which is Stein's identity.
 
-    :raises ValueError: when called, naming ``samples`` or ``at``, also for fewer than d + 3 draws.
+    :raises ValueError: when called, naming ``samples``, for fewer than d + 3 draws, and for draws without a variance.
 
     Example::
 
@@ -85,7 +85,8 @@ class SteinScore:
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
         white = _whiten(samples, at)
-        width, eta = _median_distance(white.samples), self.ridge * len(samples)
+        width = _median_distance(white.samples)
+        eta = self.ridge * len(samples)
         base = _gaussian_score(white, white.samples, True)
 
         def residual(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +141,7 @@ def _median_distance(samples: Tensor) -> Tensor:
 
 def _whiten(samples: Tensor, at: Tensor | None) -> _White:
     """Draws ``[S, K]``, and other values ``[T, K]``, in coordinates in which the draws are white, in float64."""
-    _check_samples(samples, at)
+    check_finite("samples", samples)
     num_samples, dim = samples.shape
     if num_samples < dim + 3:
         raise ValueError(
@@ -164,14 +165,3 @@ def _whiten(samples: Tensor, at: Tensor | None) -> _White:
     white = transform(centered)
     elsewhere = white if at is None else transform(at.double() - values.mean(0))
     return _White(white, elsewhere, factor)
-
-
-def _check_samples(samples: Tensor, at: Tensor | None) -> None:
-    """Raise a ValueError unless the values have shapes ``[S, K]`` and ``[T, K]``."""
-    for name, values in ({"samples": samples} | ({} if at is None else {"at": at})).items():
-        check_floating(name, values)
-        check_finite(name, values)
-        if values.dim() != 2 or values.shape[1] != samples.shape[-1] or values.shape[1] == 0:
-            raise ValueError(
-                f"{name} must be values of shape [S, K], got shape {list(values.shape)}"
-            )

@@ -5,8 +5,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -88,11 +88,12 @@ class GaussianProcess(FunctionPrior):
         if not kernels:
             raise ValueError("kernel must be a kernel or a list of kernels, got an empty list")
         self._kernels = nn.ModuleList([_Covariance(k) for k in kernels])
-        number = 0.0 if mean is None else mean
-        what = "a finite number or a function of points"
-        self.mean = (
-            _own_copy(mean) if callable(mean) else check_number("mean", number, math.isfinite, what)
-        )
+        if callable(mean):
+            self.mean = _own_copy(mean)
+        else:
+            number = 0.0 if mean is None else mean
+            what = "a finite number or a function of points"
+            self.mean = check_number("mean", number, math.isfinite, what)
         self.jitter = positive_float("jitter", jitter)
         self.noise = non_negative_float("noise", noise)
         #: The standard deviation of observations around the function; zero until :meth:`fit`.
@@ -224,8 +225,14 @@ class GaussianProcess(FunctionPrior):
             history.append(-loss.detach())
             return loss
 
-        with _trainable(parameters):
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        try:
             optimizer.step(negative_log_likelihood)
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+                parameter.grad = None
         self.observation_noise.copy_(log_noise.detach().exp())
         return torch.stack(history)
 
@@ -262,8 +269,10 @@ class _Covariance(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         """Covariances ``[N, N]`` in float64 of points ``[N, D]``."""
+        # Pyro's white noise kernel is zero between two sets of points.
+        args = (points,) if isinstance(self.function, PyroKernel) else (points, points)
         try:
-            value = self._call(points)
+            value = self.function(*args)
         except RuntimeError as error:
             raise ValueError(
                 f"kernel must take points of shape {list(points.shape)}, got an error: {error}"
@@ -278,14 +287,6 @@ class _Covariance(nn.Module):
                 f"kernel must return [{size}, {size}] for {size} points and themselves, got {what}"
             )
         return value.double()
-
-    def _call(self, points: Tensor) -> Any:
-        # Pyro's white noise kernel is zero between two sets of points.
-        return (
-            self.function(points)
-            if isinstance(self.function, PyroKernel)
-            else self.function(points, points)
-        )
 
 
 def _mean_at(mean: float | Callable[[Tensor], Tensor], points: Tensor, num_outputs: int) -> Tensor:
@@ -303,16 +304,11 @@ def _mean_at(mean: float | Callable[[Tensor], Tensor], points: Tensor, num_outpu
     return values.expand(-1, num_outputs)
 
 
-class _OwnParameters:
+class _OwnParameters(nullcontext[None]):
     """A context that keeps the parameters of a Pyro module out of the global store, where equal kernels share them."""
 
-    active, used = 0, False
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
+    active = 0
+    used = False
 
 
 def _own_copy(function: object) -> Any:
@@ -324,16 +320,3 @@ def _own_copy(function: object) -> Any:
         if isinstance(module, PyroModule):
             set_context(module, _OwnParameters())
     return function
-
-
-@contextmanager
-def _trainable(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Parameters that require a gradient inside the block and not after it."""
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-            parameter.grad = None
