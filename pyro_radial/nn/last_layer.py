@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +25,27 @@ def hooked(
 
     If it returns a tensor, this is the output.
     """
-
-    def registered(place: str, layer: nn.Module) -> Any:
-        def called(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-            return hook(place, args[0] if args else next(iter(kwargs.values())), output)
-
-        return layer.register_forward_hook(called, with_kwargs=True)
-
-    handles = [registered(place, layer) for place, layer in layers.items()]
+    handles = []
+    for place, layer in layers.items():
+        called = partial(_call_hook, hook, place)
+        handles.append(layer.register_forward_hook(called, with_kwargs=True))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _call_hook(
+    hook: Callable[[str, Tensor, Tensor], Tensor | None],
+    place: str,
+    layer: nn.Module,
+    args: tuple[Tensor, ...],
+    kwargs: dict[str, Tensor],
+    output: Tensor,
+) -> Tensor | None:
+    first = args[0] if args else next(iter(kwargs.values()))
+    return hook(place, first, output)
 
 
 class LastLayerFinder:
@@ -52,26 +60,25 @@ class LastLayerFinder:
     @contextmanager
     def watching(self, network: nn.Module) -> Iterator[None]:
         """Look at the network's runs inside the block."""
-        layers = {
-            place: module
-            for place, module in network.named_modules()
-            if isinstance(module, nn.Linear)
-        }
+        layers: dict[str, nn.Module] = {}
+        for place, module in network.named_modules():
+            if isinstance(module, nn.Linear):
+                layers[place] = module
         calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
         def seen(place: str, inputs: Tensor, output: Tensor) -> None:
             calls.setdefault(place, []).append((inputs, output, output.clone()))
 
-        def ended(module: nn.Module, args: Any, output: Any) -> None:
+        def ended(module: nn.Module, args: object, output: object) -> None:
             for place, found in calls.items():
                 inputs, own, before = found[-1]
-                # A layer whose output changes in place afterwards does not compute the network's.
-                if (
+                is_own = (
                     isinstance(output, Tensor)
                     and output.shape == own.shape
                     and output.data_ptr() == own.data_ptr()
-                    and torch.equal(own, before)
-                ):
+                )
+                # A layer whose output changes in place afterwards does not compute the network's.
+                if is_own and torch.equal(own, before):
                     self.place = place
                     self.takes_vectors_once = len(found) == 1 and inputs.dim() == 2
                     break

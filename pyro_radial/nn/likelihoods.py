@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_flag, check_types, positive_count, positive_float
 from pyro_radial._pyro.naming import UniquelyNamed
-from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.site_priors import Following
 
 __all__ = [
@@ -585,11 +585,10 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
         raise ValueError(f"y must hold {wanted} for site 'y', got {value} at {list(place)}{hint}")
 
 
-def set_num_data(model: Any, num_data: int) -> None:
+def set_num_data(model: object, num_data: int) -> None:
     """Set N of each likelihood in a model; raise a ValueError if another number was given."""
-    for likelihood in submodules(model):
-        if isinstance(likelihood, Likelihood):
-            likelihood.train_on(num_data)
+    for likelihood in modules_of(Likelihood, model):
+        likelihood.train_on(num_data)
 
 
 def _check_positive_scalar(argument: str, distribution: object) -> None:

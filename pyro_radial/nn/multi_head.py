@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from pyro_radial._pyro.checks import check_items, check_list, check_types
-from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.bayesian_module import modules_of
 
 
 class MultiHead(nn.Module):
@@ -56,7 +56,8 @@ class MultiHead(nn.Module):
     @head.setter
     def head(self, head: int) -> None:
         self._check_head("head", head)
-        self._head, self._also = head, frozenset()
+        self._head = head
+        self._also = frozenset()
 
     def _check_head(self, argument: str, head: int) -> None:
         """Raise a ValueError that names the argument unless this is the index of a head."""
@@ -66,19 +67,16 @@ class MultiHead(nn.Module):
             )
 
     def uses_parameter(self, name: str) -> bool:
-        """Whether a parameter belongs to the trunk, the head in use, or a head that stays random beside it."""
+        """Return whether a parameter belongs to the trunk, the head in use, or a head that stays random beside it."""
         if not name.startswith("heads."):
             return True
         # By identity: a parameter that several heads share has its name in the first of them.
         parameter = attrgetter(name)(self)
-        return any(
-            parameter is own
-            for head in {self.head, *self._also}
-            for own in self.heads[head].parameters()
-        )
+        heads = [self.heads[head] for head in (self.head, *self._also)]
+        return any(parameter is own for own in nn.ModuleList(heads).parameters())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the head in use for the trunk's output."""
+        """Return the output of the head in use for the trunk's output."""
         return self.heads[self.head](self.trunk(*args, **kwargs))
 
 
@@ -92,7 +90,7 @@ def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
     :raises ValueError: if there is no MultiHead, or one of them has no such head; nothing is changed then.
     """
     also = frozenset(check_list("also", also))
-    found = _multi_heads(model)
+    found = modules_of(MultiHead, model)
     if not found:
         raise ValueError(f"model must hold a MultiHead, got {type(model).__name__}")
     for module in found:
@@ -107,7 +105,7 @@ def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
 @contextmanager
 def under_head(model: nn.Module, head: int) -> Iterator[None]:
     """Use a head of a model, if it has any, and restore the heads afterwards."""
-    found = _multi_heads(model)
+    found = modules_of(MultiHead, model)
     before = [(module, module._head, module._also) for module in found]
     if found:
         use_head(model, head)
@@ -115,8 +113,5 @@ def under_head(model: nn.Module, head: int) -> Iterator[None]:
         yield
     finally:
         for module, own, also in before:
-            module._head, module._also = own, also
-
-
-def _multi_heads(model: nn.Module) -> list[MultiHead]:
-    return [module for module in submodules(model) if isinstance(module, MultiHead)]
+            module._head = own
+            module._also = also

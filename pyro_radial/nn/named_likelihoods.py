@@ -77,26 +77,24 @@ class NamedLikelihoods(nn.Module):
     @property
     def noise_sites(self) -> dict[str, str]:
         """For each other argument of a distribution, as in ``"energy.scale"``, the site that records it."""
-        each = (
-            (name, *pair)
-            for name, part in self.by_name.items()
-            for pair in part.noise_sites.items()
-        )
-        return {f"{name}.{argument}": f"{name}.{site}" for name, argument, site in each}
+        sites = {}
+        for name, likelihood in self.by_name.items():
+            for argument, site in likelihood.noise_sites.items():
+                sites[f"{name}.{argument}"] = f"{name}.{site}"
+        return sites
 
     def noise(self, f: Tensor) -> dict[str, Tensor]:
         """Sample or read the noise of each output; see :meth:`Likelihood.noise`."""
-        found = {
-            name: _Prefixed(name)(likelihood.noise)(f) for name, likelihood in self.by_name.items()
-        }
-        return {
-            f"{name}.{argument}": value
-            for name, noise in found.items()
-            for argument, value in noise.items()
-        }
+        noise = {}
+        for name, likelihood in self.by_name.items():
+            with _Prefixed(name):
+                own = likelihood.noise(f)
+            for argument, value in own.items():
+                noise[f"{name}.{argument}"] = value
+        return noise
 
     def _observed(self, y: object) -> dict[str, tuple[Tensor, Tensor]]:
-        """Each output's targets with numbers where they are missing, and which are there."""
+        """Return each output's targets with numbers where they are missing, and which are there."""
         if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
             got = list(y) if isinstance(y, Mapping) else type(y).__name__
             raise ValueError(
@@ -113,13 +111,13 @@ class NamedLikelihoods(nn.Module):
 
 
 def split_missing(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets with zeros where they are missing (NaN, or -100 among integers), and which are there."""
+    """Return targets with zeros where they are missing (NaN, or -100 among integers), and which are there."""
     there = ~y.isnan() if y.is_floating_point() else y != MISSING_LABEL
     return torch.where(there, y, torch.zeros_like(y)), there
 
 
 def function_sites(likelihood: Any, function_site: str) -> Any:
-    """The site that records a model's function, or a dict of sites by the names of the outputs."""
+    """Return the site that records a model's function, or a dict of sites by the names of the outputs."""
     if isinstance(likelihood, NamedLikelihoods) and function_site == FUNCTION_SITE:
         return {name: f"{name}.{FUNCTION_SITE}" for name in likelihood.by_name}
     return function_site

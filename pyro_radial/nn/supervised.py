@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
-from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.functional_net import Inputs
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
@@ -155,47 +155,43 @@ def _has_targets(x: object = None, y: object = None) -> bool:
 def own_names(likelihood: Any) -> set[str]:
     """The names that a likelihood gives to sites and its plate."""
     if isinstance(likelihood, NamedLikelihoods):
-        return {
-            f"{name}.{own}" for name, part in likelihood.by_name.items() for own in own_names(part)
-        }
-    precision = {"precision"} if getattr(likelihood, "precision_prior", None) is not None else set()
-    return {
-        FUNCTION_SITE,
-        "y",
-        "data",
-        *getattr(likelihood, "noise_sites", {}).values(),
-    } | precision
+        names: set[str] = set()
+        for name, part in likelihood.by_name.items():
+            names.update(f"{name}.{own}" for own in own_names(part))
+        return names
+    names = {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()}
+    if getattr(likelihood, "precision_prior", None) is not None:
+        names.add("precision")
+    return names
 
 
 def _described(x: object) -> str:
     """Shapes and dtypes of the inputs."""
-    named = (
-        x.items()
-        if isinstance(x, dict)
-        else (("x", part) for part in (x if isinstance(x, tuple) else (x,)))
-    )
-    return ", ".join(
-        f"{name} of shape {list(part.shape)}, {part.dtype} on {part.device}"
-        if isinstance(part, Tensor)
-        else f"{name} of type {type(part).__name__}"
-        for name, part in named
-    )
+    inputs = inputs_of(x)
+    shown = []
+    for name, part in (*(("x", part) for part in inputs.args), *inputs.kwargs.items()):
+        if isinstance(part, Tensor):
+            shown.append(f"{name} of shape {list(part.shape)}, {part.dtype} on {part.device}")
+        else:
+            shown.append(f"{name} of type {type(part).__name__}")
+    return ", ".join(shown)
 
 
 def _where(error: Exception) -> str:
     """The innermost layer of the network that an error comes from, by its name in the network."""
-    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-    outer = (SupervisedModel, BayesianModule)
-    inside = [
-        module
-        for module in callers
-        if isinstance(module, nn.Module) and not isinstance(module, outer)
-    ]
-    names = {module: name for name, module in inside[0].named_modules()} if inside else {}
-    layer = next((module for module in reversed(inside) if names.get(module)), None)
-    if layer is None:
-        return ""
-    return f" in '{names[layer]}', {type(layer).__name__}({layer.extra_repr()})"
+    names: dict[nn.Module, str] = {}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if not isinstance(module, nn.Module) or isinstance(
+            module, SupervisedModel | BayesianModule
+        ):
+            continue
+        if not names:
+            names = {part: name for name, part in module.named_modules()}
+        if names.get(module):
+            found = f" in '{names[module]}', {type(module).__name__}({module.extra_repr()})"
+    return found
 
 
 class NetworkDraw(NamedTuple):
@@ -219,11 +215,12 @@ class ModelNetwork:
     def __init__(
         self, entry: SupervisedModel | BayesianModule, wrappers: list[UnderPriors]
     ) -> None:
-        self._entry, self.wrappers = entry, wrappers
+        self._entry = entry
+        self.wrappers = wrappers
         self.bnn: BayesianModule = entry if isinstance(entry, BayesianModule) else entry.bnn  # type: ignore[assignment]
         #: The distribution of the targets, or None.
         self.likelihood: Any = getattr(entry, "likelihood", None)
-        for module in (self.bnn, *_likelihoods(self.likelihood)):
+        for module in (self.bnn, *modules_of(Likelihood, self.likelihood)):
             module.check_store()
 
     @property
@@ -272,7 +269,8 @@ class ModelNetwork:
 
     def copy_of_function(self) -> Callable[[Any, Mapping[str, Tensor]], Any]:
         """The function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
-        functional, fixed = self.bnn.computation(), self.bnn.fixed_tensors()
+        functional = self.bnn.computation()
+        fixed = self.bnn.fixed_tensors()
 
         def function(x: Any, parameters: Mapping[str, Tensor]) -> Any:
             tensors = {**fixed, **self.bnn.one_value_each(parameters)}
@@ -304,11 +302,12 @@ def find_network(model: Any) -> ModelNetwork | None:
         model = model.model
     if isinstance(model, SupervisedModel):
         plain = _runs_as(model, SupervisedModel) and not has_hooks(model.likelihood)
-        plain = plain and all(_runs_as(part, Likelihood) for part in _likelihoods(model.likelihood))
-        return (
-            ModelNetwork(model, wrappers) if plain and _runs_as(model.bnn, BayesianModule) else None
-        )
-    return ModelNetwork(model, wrappers) if _runs_as(model, BayesianModule) else None
+        parts = modules_of(Likelihood, model.likelihood)
+        plain = plain and all(_runs_as(part, Likelihood) for part in parts)
+        plain = plain and _runs_as(model.bnn, BayesianModule)
+    else:
+        plain = _runs_as(model, BayesianModule)
+    return ModelNetwork(model, wrappers) if plain else None
 
 
 def network_of(model: Any) -> ModelNetwork:
@@ -322,11 +321,6 @@ def network_of(model: Any) -> ModelNetwork:
             "model written by hand you can pass its BayesianModule here"
         )
     return network
-
-
-def _likelihoods(likelihood: object) -> list[Likelihood]:
-    """The likelihood, or that of each output; none for None."""
-    return [part for part in submodules(likelihood) if isinstance(part, Likelihood)]
 
 
 def _runs_as(module: object, cls: type[nn.Module]) -> bool:

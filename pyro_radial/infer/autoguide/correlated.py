@@ -24,8 +24,8 @@ from pyro_radial.infer.autoguide.families.family import Families, Family, LocSca
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.guides import AutoMeanField
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.last_layer import LastLayerFinder, parameter_names
-from pyro_radial.nn.linearized.layers import networks_in
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
 
 #: The most numbers in the factor of a covariance: a quarter of a gigabyte in float32.
@@ -138,7 +138,7 @@ class AutoCorrelated(AutoMeanField):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         self.correlated = ()
         self._last = LastLayerFinder()
-        networks = networks_in(poutine.unwrap(self.model))
+        networks = modules_of(BayesianModule, poutine.unwrap(self.model))
         with ExitStack() as stack:
             if len(networks) == 1:
                 stack.enter_context(self._last.watching(networks[0].skeleton))

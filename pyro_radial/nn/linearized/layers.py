@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.last_layer import hooked
 from pyro_radial.nn.linearized.site_function import SiteFunction, gradients
-from pyro_radial.nn.site_priors import ParameterPrior
 
 # Numbers in the gradients of a chunk of rows; more would leave the cache of a processor.
 MAX_GRADIENTS = 2**22
@@ -35,11 +34,6 @@ class LinearLayer(NamedTuple):
         return len(self.shape) == 1
 
 
-def networks_in(model: Any) -> list[BayesianModule]:
-    """The networks of a model with parameters that are sites."""
-    return [module for module in submodules(model) if isinstance(module, BayesianModule)]
-
-
 def linear_layers(
     function: SiteFunction, names: Collection[str], values: Mapping[str, Tensor], x: Tensor
 ) -> tuple[LinearLayer, ...] | None:
@@ -51,9 +45,8 @@ def linear_layers(
     if layers is None:
         return None
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-    called: dict[str, list[tuple[int, ...]]] = {layer.place: [] for layer in layers}
-
     modules = _modules(function, layers)
+    called: dict[str, list[tuple[int, ...]]] = {place: [] for place in modules}
 
     def cut(place: str, a: Tensor, output: Tensor) -> Tensor:
         fits = a.dim() == (2 if isinstance(modules[place], nn.Linear) else 4) and len(a) == len(x)
@@ -65,11 +58,9 @@ def linear_layers(
     # A weight that is also used outside of its layer still has a gradient.
     beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
     once = all(len(shapes) == 1 and shapes[0] for shapes in called.values())
-    return (
-        tuple(layer._replace(shape=called[layer.place][0]) for layer in layers)
-        if once and not beside
-        else None
-    )
+    if beside or not once:
+        return None
+    return tuple(layer._replace(shape=called[layer.place][0]) for layer in layers)
 
 
 def layerwise_terms(
@@ -110,10 +101,10 @@ def layerwise_terms(
 
     def terms() -> Iterator[tuple[Tensor, Tensor]]:
         for layer in layers:
-            a, delta = inputs[layer.place], deltas[layer.place]
-            weight, bias = (
-                None if site is None else variance[site] for site in (layer.weight, layer.bias)
-            )
+            a = inputs[layer.place]
+            delta = deltas[layer.place]
+            weight = None if layer.weight is None else variance[layer.weight]
+            bias = None if layer.bias is None else variance[layer.bias]
             if layer.is_dense:
                 # At least one of the two has a variance.
                 both = bias if weight is None else nn.functional.linear(a.square(), weight, bias)
@@ -136,24 +127,20 @@ def layerwise_terms(
 def num_chunks(
     layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], num_outputs: int, num_rows: int
 ) -> int:
-    """The number of chunks of rows, which bounds the memory that gradients take."""
-    weights = [
-        variance[layer.weight].numel()
-        for layer in layers
-        if layer.weight is not None and not layer.is_dense
-    ]
-    size = sum(math.prod(layer.shape) for layer in layers) + max(weights, default=0)
+    """Return the number of chunks of rows, which bounds the memory that gradients take."""
+    size = sum(math.prod(layer.shape) for layer in layers)
+    largest = 0
+    for layer in layers:
+        if layer.weight is not None and not layer.is_dense:
+            largest = max(largest, variance[layer.weight].numel())
+    size += largest
     return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
 
 
 def _owners(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
-    """The layers that own these sites, or None if other modules own some of them."""
-    networks = networks_in(model)
-    if (
-        len(networks) != 1
-        or networks[0].batching != "vmap"
-        or isinstance(networks[0].prior, ParameterPrior)
-    ):
+    """Return the layers that own these sites, or None if other modules own some of them."""
+    networks = modules_of(BayesianModule, model)
+    if len(networks) != 1 or networks[0].batching != "vmap" or not networks[0].has_plain_sites:
         return None
     skeleton = networks[0].skeleton
     site_of = {
@@ -162,19 +149,17 @@ def _owners(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | 
     if len(site_of) != len(names):
         return None
     layers: list[LinearLayer] = []
-    owned: list[int] = []
+    owned: list[str] = []
     for place, module in skeleton.named_modules():
-        own = {
-            leaf: id(p)
-            for leaf, p in module.named_parameters(recurse=False, remove_duplicate=False)
-        }
-        random = {leaf: identity for leaf, identity in own.items() if identity in site_of}
-        if random and not _is_known(module):
+        sites = {}
+        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) in site_of:
+                sites[leaf] = site_of[id(parameter)]
+        if sites and not _is_known(module):
             return None
-        if random:
-            weight, bias = (site_of.get(own.get(leaf, 0)) for leaf in ("weight", "bias"))
-            layers.append(LinearLayer(place, weight, bias))
-            owned += random.values()
+        if sites:
+            layers.append(LinearLayer(place, sites.get("weight"), sites.get("bias")))
+            owned += sites.values()
     # A parameter that two layers share is not the parameter of one layer.
     return tuple(layers) if len(owned) == len(set(owned)) else None
 
@@ -192,5 +177,5 @@ def _is_known(module: nn.Module) -> bool:
 
 def _modules(function: SiteFunction, layers: Sequence[LinearLayer]) -> dict[str, nn.Module]:
     """The layers by their places."""
-    skeleton = networks_in(function.model)[0].skeleton
+    skeleton = modules_of(BayesianModule, function.model)[0].skeleton
     return {layer.place: skeleton.get_submodule(layer.place) for layer in layers}

@@ -4,9 +4,10 @@
 """A model's function linearized in its weights: a Gaussian process, from their means and covariances."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -16,21 +17,19 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
+from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS, loop
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.layers import (
     LinearLayer,
     layerwise_terms,
     linear_layers,
-    networks_in,
     num_chunks,
 )
 from pyro_radial.nn.linearized.site_function import SiteFunction
 
 # Numbers in the Jacobian of a chunk of rows: a tenth of a gigabyte in float32.
 MAX_JACOBIAN = 2**25
-# The key of the function values, next to the Jacobian of each site.
-VALUES = " values"
 
 
 class CovarianceBlock(NamedTuple):
@@ -51,22 +50,21 @@ class CovarianceBlock(NamedTuple):
 
     def times(self, jacobian: Tensor) -> Tensor:
         """The product of rows ``[..., P]`` and the covariance."""
-        if not self.is_full:
-            product = jacobian * self.covariance.flatten()
-            return (
-                product
-                if self.factor is None
-                else product + (jacobian @ self.factor) @ self.factor.mT
-            )
+        if self.is_diagonal:
+            return jacobian * self.covariance.flatten()
+        if self.factor is not None:
+            by_factor = (jacobian @ self.factor) @ self.factor.mT
+            return jacobian * self.covariance.flatten() + by_factor
         rows = jacobian.unflatten(-1, self.covariance.shape[:-1]).unsqueeze(-2)
         return (rows @ self.covariance).flatten(-self.covariance.dim())
 
     def between(self, jacobian: Tensor) -> Tensor:
         """The covariances between rows ``[..., N, P]``, in float64."""
-        jacobian, wide = jacobian.double(), self._replace(covariance=self.covariance.double())
+        jacobian = jacobian.double()
+        covariance = self.covariance.double()
         if self.is_full:
-            return wide.times(jacobian) @ jacobian.mT
-        found: Tensor = _Gram.apply(jacobian, wide.covariance.flatten())
+            return self._replace(covariance=covariance).times(jacobian) @ jacobian.mT
+        found: Tensor = _Gram.apply(jacobian, covariance.flatten())
         if self.factor is None:
             return found
         projected = jacobian @ self.factor.double()
@@ -98,9 +96,8 @@ class Structure(NamedTuple):
     """The sites that a function depends on, the layers that contain all of them, and the shape of a row's values."""
 
     sites: tuple[str, ...]
-    layers: (
-        tuple[LinearLayer, ...] | None
-    )  # None for a function with others than linear layers and convolutions
+    #: None for a function with others than linear layers and convolutions.
+    layers: tuple[LinearLayer, ...] | None
     shape: tuple[int, ...]
 
     @property
@@ -137,7 +134,8 @@ class Linearization:
         structures: dict[Any, Structure] | None = None,
     ) -> None:
         self.function = SiteFunction(model, function_site)
-        self.mean, self.blocks = dict(mean), tuple(blocks)
+        self.mean = dict(mean)
+        self.blocks = tuple(blocks)
         self._structures = {} if structures is None else structures
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,27 +164,23 @@ class Linearization:
         The Jacobian of all N points is held at once: N O numbers for each weight.
         """
         structure = self.structure(x)
-        blocks = _merged(self._blocks_of(structure.sites))
-        means, jacobians = zip(*self._jacobians(x, structure.num_outputs), strict=True)
-        chunks = [_by_block(blocks, jacobian) for jacobian in jacobians]
+        mean, jacobian = self._whole_jacobian(x, structure.num_outputs)
         total: Any = 0.0
-        for block, parts in zip(blocks, zip(*chunks, strict=True), strict=True):
-            total = total + block.between(torch.cat(parts).transpose(0, 1))
-        return torch.cat(means).double(), total
+        for block in _merged(self._blocks_of(structure.sites)):
+            total = total + block.between(_joined(jacobian, block.sites).transpose(0, 1))
+        return mean.double(), total
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Values ``[N, O]`` and their Jacobian ``[N, O, P]`` in all sites, one after another, in the network's dtype.
 
         :raises ValueError: as :meth:`marginals`.
         """
-        means, jacobians = zip(*self._jacobians(x, self.structure(x).num_outputs), strict=True)
-        return torch.cat(means), torch.cat(
-            [torch.cat([found[site] for site in self.mean], -1) for found in jacobians]
-        )
+        mean, jacobian = self._whole_jacobian(x, self.structure(x).num_outputs)
+        return mean, _joined(jacobian, self.mean)
 
     def structure(self, x: Tensor) -> Structure:
         """Return what the function depends on, found once for each head in use."""
-        key = (x.shape[1:], *(network.sites_in_use for network in networks_in(self.function.model)))
+        key = (x.shape[1:], *(network.sites_in_use for network in self._networks()))
         if key not in self._structures:
             given, others = self.function.dependence(self.mean, x[:1])
             if others:
@@ -222,43 +216,49 @@ class Linearization:
                         self.function, structure.layers, self.mean, variance, rows
                     )
                 means.append(mean)
-                sums.append(sum(of_term(*term) for term in terms))
+                sums.append(sum(starmap(of_term, terms)))
         else:
             blocks = self._blocks_of(structure.sites)
             for mean, jacobian in self._jacobians(x, structure.num_outputs):
                 means.append(mean)
-                sums.append(
-                    sum(
-                        of_block(*pair)
-                        for pair in zip(_by_block(blocks, jacobian), blocks, strict=True)
-                    )
-                )
+                sums.append(sum(of_block(_joined(jacobian, b.sites), b) for b in blocks))
         return torch.cat(means), torch.cat(sums)
+
+    def _networks(self) -> list[BayesianModule]:
+        return modules_of(BayesianModule, self.function.model)
 
     def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
         return [block for block in self.blocks if set(sites) & set(block.sites)]
 
+    def _whole_jacobian(self, x: Tensor, num_outputs: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return values and Jacobians of all rows at once."""
+        means, jacobians = zip(*self._jacobians(x, num_outputs), strict=True)
+        return torch.cat(means), {
+            site: torch.cat([jacobian[site] for jacobian in jacobians]) for site in self.mean
+        }
+
     def _jacobians(self, x: Tensor, num_outputs: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Values ``[n, O]`` of chunks of rows, and their Jacobian by site, ``[n, O, P]``; zero for an unused site."""
+        """Yield values ``[n, O]`` of chunks of rows, and Jacobians by site, ``[n, O, P]``, zero if unused."""
         size = num_outputs * sum(mean.numel() for mean in self.mean.values())
-        batched = all(network.batching == "vmap" for network in networks_in(self.function.model))
+        batched = all(network.batching == "vmap" for network in self._networks())
         each: Callable[..., Any] = partial(vmap, randomness="different") if batched else _looped
 
-        def of_row(row: Tensor) -> dict[str, Tensor]:
-            output, pull = vjp(
-                lambda mean: self.function(mean, row.unsqueeze(0)).squeeze(0), self.mean
-            )  # type: ignore[misc]
+        def of_row(row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            def values(mean: dict[str, Tensor]) -> Tensor:
+                return self.function(mean, row.unsqueeze(0)).squeeze(0)
+
+            output, pull = vjp(values, self.mean)  # type: ignore[misc]
             eye = torch.eye(num_outputs, dtype=output.dtype, device=output.device)
-            one = num_outputs == 1
-            found = pull(eye[0])[0] if one else each(lambda unit: pull(unit)[0])(eye)
-            return {VALUES: output} | {
-                name: jacobian.reshape(num_outputs, -1) for name, jacobian in found.items()
-            }
+            if num_outputs == 1:
+                (found,) = pull(eye[0])
+            else:
+                (found,) = each(pull)(eye)
+            return output, {site: part.reshape(num_outputs, -1) for site, part in found.items()}
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
             with _differentiable():
                 chunk = each(of_row)(rows)
-            yield chunk.pop(VALUES), chunk
+            yield chunk
 
 
 @contextmanager
@@ -274,7 +274,8 @@ class _FixedParameters(Messenger):
     def _pyro_param(self, msg: Any) -> None:
         initial = msg["args"][1] if len(msg["args"]) > 1 else None
         if isinstance(initial, nn.Parameter):
-            msg["value"], msg["done"] = initial, True
+            msg["value"] = initial
+            msg["done"] = True
 
     def _pyro_post_param(self, msg: Any) -> None:
         msg["value"] = msg["value"].detach()
@@ -300,23 +301,17 @@ def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
         return list(blocks)
-    sites = tuple(site for block in diagonal for site in block.sites)
-    one = CovarianceBlock(sites, torch.cat([block.covariance.flatten() for block in diagonal]))
-    return [one, *(block for block in blocks if not block.is_diagonal)]
+    sites = chain.from_iterable(block.sites for block in diagonal)
+    variance = torch.cat([block.covariance.flatten() for block in diagonal])
+    others = [block for block in blocks if not block.is_diagonal]
+    return [CovarianceBlock(tuple(sites), variance), *others]
 
 
-def _looped(
-    function: Callable[[Tensor], dict[str, Tensor]],
-) -> Callable[[Tensor], dict[str, Tensor]]:
-    """The function of all rows, as ``vmap`` returns it, row by row for networks that vmap cannot batch."""
-
-    def of_all(rows: Tensor) -> dict[str, Tensor]:
-        found = [function(row) for row in rows]
-        return {name: torch.stack([each[name] for each in found]) for name in found[0]}
-
-    return of_all
+def _looped(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """Return the function of all rows as ``vmap`` does, for networks that vmap cannot batch."""
+    return lambda rows: loop(lambda draw: function(draw["row"]), {"row": rows})
 
 
-def _by_block(blocks: Sequence[CovarianceBlock], jacobian: Mapping[str, Tensor]) -> list[Tensor]:
-    """The Jacobian in the sites of each block, ``[n, O, P]``."""
-    return [torch.cat([jacobian[site] for site in block.sites], -1) for block in blocks]
+def _joined(jacobian: Mapping[str, Tensor], sites: Iterable[str]) -> Tensor:
+    """Return the Jacobian in some sites, one after another, ``[n, O, P]``."""
+    return torch.cat([jacobian[site] for site in sites], -1)

@@ -27,7 +27,8 @@ class SiteFunction:
     """
 
     def __init__(self, model: Callable[..., Any], function_site: str = FUNCTION_SITE) -> None:
-        self.model, self.function_site = model, function_site
+        self.model = model
+        self.function_site = function_site
         network = find_network(model)
         is_recorded = network is None or network.likelihood is not None
         self._network = None if is_recorded and function_site != FUNCTION_SITE else network
@@ -50,15 +51,17 @@ class SiteFunction:
             output = self._run(handler, x)
         leaves = {**leaves, **handler.others}
         found = gradients(output, list(leaves.values()))
-        used = [name for name, gradient in zip(leaves, found, strict=True) if gradient is not None]
-        if not used:
+        given: list[str] = []
+        others: list[str] = []
+        for name, gradient in zip(leaves, found, strict=True):
+            if gradient is not None:
+                (given if name in values else others).append(name)
+        if not given and not others:
             raise ValueError(
                 f"model must have a function that can be differentiated in its weights, got values at site "
                 f"'{self.function_site}' without a gradient in any of {sorted(leaves)}"
             )
-        return tuple(name for name in used if name in values), tuple(
-            name for name in used if name not in values
-        )
+        return tuple(given), tuple(others)
 
     def _run(self, handler: "_GivenValues", x: Tensor) -> Tensor:
         if self._network is not None:
@@ -97,18 +100,22 @@ class _GivenValues(Messenger):
         self, values: Mapping[str, Tensor], function_site: str, leaf: bool = False
     ) -> None:
         super().__init__()
-        self.values, self.function_site, self.leaf = values, function_site, leaf
+        self.values = values
+        self.function_site = function_site
+        self.leaf = leaf
         self.others: dict[str, Tensor] = {}
         self.output: Any = None
 
     def _pyro_sample(self, msg: Any) -> None:
         if site_is_subsample(msg):
             return
-        name, msg["stop"] = msg["name"], True
+        name = msg["name"]
+        msg["stop"] = True
         if name == self.function_site:
             self.output = msg["value"]
         elif not msg["is_observed"]:
-            msg["value"], msg["done"] = self._value(name, msg["fn"]), True
+            msg["value"] = self._value(name, msg["fn"])
+            msg["done"] = True
 
     def _value(self, name: str, distribution: Any) -> Tensor:
         if name in self.values:

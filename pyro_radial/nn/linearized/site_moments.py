@@ -10,21 +10,20 @@ import torch
 from torch import Tensor
 
 from pyro_radial.distributions.wrappers import leaf, unmasked
-from pyro_radial.nn.linearized.layers import networks_in
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
 
 Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
 
 
-def sites_of_network(model: Any) -> dict[str, torch.Size]:
-    """The shapes of the sites of a model that are parameters of its networks, by name."""
-    return {
-        name: parameter.shape
-        for network in networks_in(model)
-        if network.has_plain_sites
-        for name, parameter in network.skeleton.named_parameters()
-        if name in network.sites_in_use
-    }
+def sites_of_network(model: object) -> dict[str, torch.Size]:
+    """Return the shapes of the sites of a model that are parameters of its networks, by name."""
+    shapes = {}
+    for network in modules_of(BayesianModule, model):
+        if network.has_plain_sites:
+            for name in network.sites_in_use:
+                shapes[name] = network.skeleton.get_parameter(name).shape
+    return shapes
 
 
 def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] | None:
@@ -62,12 +61,14 @@ def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size])
             )
     blocks = [block for _, block in known.values()]
     # AutoCorrelated gives its sites their joint covariance; a part without the others has its marginal.
-    parts = (part for part in posterior.values() if hasattr(part, "joint"))
-    for joint in {part.joint.sites: part.joint for part in parts}.values():
-        if set(joint.sites) <= set(known):
-            blocks = [block for block in blocks if not set(block.sites) <= set(joint.sites)] + [
-                joint
-            ]
+    joints = {}
+    for part in posterior.values():
+        if hasattr(part, "joint"):
+            joints[part.joint.sites] = part.joint
+    for sites, joint in joints.items():
+        if known.keys() >= set(sites):
+            blocks = [block for block in blocks if block.sites[0] not in sites]
+            blocks.append(joint)
     if not any(bool((block.covariance != 0).any()) for block in blocks):
         raise ValueError(
             f"posterior must have variances, got {'a point' if known else 'none'} at {sorted(posterior)}: its "

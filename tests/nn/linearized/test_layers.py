@@ -8,14 +8,15 @@ from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.nn import likelihoods
-from pyro_radial.nn.linearized.layers import linear_layers, networks_in
+from pyro_radial.nn.bayesian_module import modules_of
+from pyro_radial.nn.linearized.layers import linear_layers
 from pyro_radial.nn.linearized.site_function import SiteFunction
 
 X = torch.randn(1, 3)
 
 
 def layers_of(model):
-    (bnn,) = networks_in(model)
+    (bnn,) = modules_of(BayesianModule, model)
     values = {name: torch.randn_like(value) for name, value in bnn.sample_parameters().items()}
     return linear_layers(SiteFunction(model), tuple(values), values, X)
 
