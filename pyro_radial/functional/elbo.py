@@ -124,7 +124,7 @@ class FunctionalELBO(TermsELBO):
         # What the function depends on is found once, like the nesting of plates, and without random numbers of the
         # loss, so that the first loss draws the same as any other.
         self._beside_function: frozenset[str] | None = None
-        self._structures: dict[Any, Structure] = {}
+        self._structures: dict[tuple[object, ...], Structure] = {}
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The divergence of the functions with the KLs of the other sites, and the KLs of the weights."""
@@ -264,7 +264,7 @@ class FunctionalELBO(TermsELBO):
             super()._guess_max_plate_nesting(model, guide, args, kwargs)
 
 
-def _inputs(args: tuple[Any, ...]) -> Tensor:
+def _inputs(args: tuple[object, ...]) -> Tensor:
     if not args or not isinstance(args[0], Tensor):
         got = type(args[0]).__name__ if args else "none"
         raise ValueError(f"the model's first argument must be the tensor of inputs, got {got}")

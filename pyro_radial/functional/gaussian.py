@@ -48,7 +48,7 @@ def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
 
 
 def _cholesky_unread(covariance: Tensor, jitter: Tensor) -> Tensor:
-    """The factor with the least jitter that gives one, chosen without a look at it."""
+    """Return the factor with the least jitter that gives one, chosen without a look at it."""
     with torch.no_grad():
         rung = torch.full_like(jitter, JITTER_LADDER[-1])
         for smaller in reversed(JITTER_LADDER[:-1]):
@@ -63,18 +63,18 @@ def _cholesky_unread(covariance: Tensor, jitter: Tensor) -> Tensor:
 def gaussian_sample(
     mean: Tensor, covariance: Tensor, num_samples: int, jitter: float = JITTER
 ) -> Tensor:
-    """Draws ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[O, N, N]``."""
+    """Draw values ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[O, N, N]``."""
     num_points, num_outputs = mean.shape
-    covariance = _shared(covariance)
+    covariance = shared(covariance)
     noise = torch.randn(num_outputs, num_points, num_samples, dtype=mean.dtype, device=mean.device)
     return mean + (cholesky(covariance, jitter) @ noise).permute(2, 1, 0)
 
 
 def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
-    """The gradient of the log-density of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
+    """Return the gradient of the log-density of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
     residual = (f.double() - mean).permute(2, 1, 0)
     return (
-        -torch.cholesky_solve(residual, cholesky(_shared(covariance), jitter))
+        -torch.cholesky_solve(residual, cholesky(shared(covariance), jitter))
         .permute(2, 1, 0)
         .to(f.dtype)
     )
@@ -83,8 +83,8 @@ def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = 
 def gaussian_log_prob(
     f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER
 ) -> Tensor:
-    """The log-density ``[S]`` of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
-    factor = cholesky(_shared(covariance), jitter)
+    """Return the log-density ``[S]`` of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
+    factor = cholesky(shared(covariance), jitter)
     residual = (f.double() - mean).permute(2, 1, 0)
     white = torch.linalg.solve_triangular(factor, residual, upper=False)
     half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(mean.shape[-1]).sum()
@@ -112,11 +112,11 @@ def gaussian_condition(
 
 
 def with_diagonal(covariance: Tensor, addend: Tensor | float) -> Tensor:
-    """Covariances ``[..., N, N]`` with a number, or a tensor ``[...]``, added on their diagonals."""
+    """Return covariances ``[..., N, N]`` with a number, or a tensor ``[...]``, added on their diagonals."""
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     return covariance + (addend[..., None] if isinstance(addend, Tensor) else addend) * eye
 
 
-def _shared(covariance: Tensor) -> Tensor:
-    """The one covariance ``[1, N, N]`` that all outputs share, to factor it once, or else all of them."""
+def shared(covariance: Tensor) -> Tensor:
+    """Return the one covariance ``[1, N, N]`` that all outputs share, to factor it once, or else all of them."""
     return covariance[:1] if covariance.stride(0) == 0 else covariance

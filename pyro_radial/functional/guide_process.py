@@ -31,18 +31,18 @@ class GuideProcess:
     The model runs in evaluation mode, so it drops no units and does not change running statistics.
     """
 
-    def __init__(self, run: Run, function_site: str, structures: dict[Any, Structure]) -> None:
+    def __init__(
+        self, run: Run, function_site: str, structures: dict[tuple[object, ...], Structure]
+    ) -> None:
         mean: dict[str, Tensor] = {}
         blocks: list[CovarianceBlock] = []
         for means, block in _joint_posteriors(run.model_trace, run.guide_trace):
             mean |= means
             blocks.append(block)
         for name, site in run.model_trace.iter_stochastic_nodes():
-            if name in mean:
+            if name in mean or site_is_subsample(site):
                 continue
-            distribution = (
-                None if site_is_subsample(site) else _posterior(name, site, run.guide_trace)
-            )
+            distribution = _posterior(name, site, run.guide_trace)
             moments = None if distribution is None else moments_of(name, distribution)
             if moments is not None:
                 mean[name], block = moments
@@ -115,26 +115,28 @@ def _vector(site: Any) -> _Vector | None:
     if len(distribution.event_shape) != 1 or distribution.batch_shape.numel() != 1:
         return None
     base: Any = leaf(distribution)
+    (size,) = distribution.event_shape
+    factor: Tensor | None = None
     if isinstance(base, LowRankMultivariateNormal):
-        variance, factor = base.cov_diag, base.cov_factor
+        variance = base.cov_diag
+        factor = base.cov_factor.reshape(size, -1)
     elif isinstance(base, MultivariateNormal):
-        variance, factor = torch.zeros_like(base.loc), base.scale_tril
+        variance = torch.zeros_like(base.loc)
+        factor = base.scale_tril.reshape(size, -1)
     elif isinstance(base, Normal):
-        variance, factor = base.variance, None
+        variance = base.variance
     else:
         return None
-    (size,) = distribution.event_shape
-    factor = None if factor is None else factor.reshape(size, -1)
-    return _Vector(
-        base.loc.reshape(size), variance.reshape(size), factor, site["value"].reshape(-1, size)
-    )
+    draws = site["value"].reshape(-1, size)
+    return _Vector(base.loc.reshape(size), variance.reshape(size), factor, draws)
 
 
 def _parts(
     vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_trace: Trace
 ) -> dict[str, slice]:
     """Which elements of the vector are at which site, unchanged."""
-    parts, start = {}, 0
+    parts = {}
+    start = 0
     for name in names:
         if name not in model_trace or not isinstance(leaf(own_distribution(sites[name])), Delta):
             continue
@@ -165,14 +167,11 @@ def _moments_of_parts(
         means[name] = vector.mean[part].reshape(prior.batch_shape + prior.event_shape)
     if vector.factor is None:
         for name, part in parts.items():
-            yield (
-                {name: means[name]},
-                CovarianceBlock((name,), vector.variance[part].reshape(means[name].shape)),
-            )
+            variance = vector.variance[part].reshape(means[name].shape)
+            yield {name: means[name]}, CovarianceBlock((name,), variance)
         return
-    variance, factor = (
-        torch.cat([of[part] for part in parts.values()]) for of in (vector.variance, vector.factor)
-    )
+    variance = torch.cat([vector.variance[part] for part in parts.values()])
+    factor = torch.cat([vector.factor[part] for part in parts.values()])
     yield means, CovarianceBlock(tuple(parts), variance, factor=factor)
 
 

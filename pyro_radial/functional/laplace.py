@@ -13,7 +13,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_count
-from pyro_radial.functional.gaussian import cholesky, with_diagonal
+from pyro_radial.functional.gaussian import cholesky, shared, with_diagonal
 from pyro_radial.functional.priors.function_prior import (
     FunctionPrior,
     check_points,
@@ -147,7 +147,7 @@ def _linearized(model: Any, weights: dict[str, Tensor]) -> Linearization:
 
 
 def _parts(vectors: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The rows ``[P, ...]`` that belong to each weight."""
+    """Return the rows ``[P, ...]`` that belong to each weight."""
     parts = vectors.split([value.numel() for value in weights.values()])
     return dict(zip(weights, parts, strict=True))
 
@@ -155,33 +155,26 @@ def _parts(vectors: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def _data_terms(
     linear: Linearization, network: TrainedNetwork, rows: Rows, basis: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The negative log-likelihood of all data, and its gradient ``[R]`` and Hessian ``[R, R]`` along a basis."""
+    """Return the negative log-likelihood of all data, and its gradient ``[R]`` and Hessian ``[R, R]`` along a basis."""
     noise = {name: value.double() for name, value in network.noise.items()}
-    terms: Any = (0.0, 0.0, 0.0)
+    nll: Any = 0.0
+    gradient: Any = 0.0
+    hessian: Any = 0.0
     for index in torch.arange(len(rows), device="cpu").split(CHUNK):
-        x: Any
-        y: Any
-        x, y = (move(part, basis.device) for part in rows.take(index))
+        x, y = move(rows.take(index), basis.device)
         f, jacobian = linear.jacobian(x)
         moved = jacobian.double() @ basis
-        hessian = output_hessian(network.likelihood, f.double(), noise)
+        in_outputs = output_hessian(network.likelihood, f.double(), noise)
+        y = y.double() if y.is_floating_point() else y
         with torch.enable_grad():
             f = f.double().requires_grad_()
-            nll = (
-                -network.likelihood.observation(f, **noise)
-                .log_prob(y.double() if y.is_floating_point() else y)
-                .sum()
-            )
-            (gradient,) = torch.autograd.grad(nll, f)
-        found = (
-            nll.detach(),
-            (moved * gradient.unsqueeze(-1)).sum((0, 1)),
-            (moved.mT @ hessian @ moved).sum(0),
-        )
-        terms = [term + own for term, own in zip(terms, found, strict=True)]
+            own = -network.likelihood.observation(f, **noise).log_prob(y).sum()
+            (slope,) = torch.autograd.grad(own, f)
+        nll = nll + own.detach()
+        gradient = gradient + (moved * slope.unsqueeze(-1)).sum((0, 1))
+        hessian = hessian + (moved.mT @ in_outputs @ moved).sum(0)
     scale = (network.likelihood.num_data or len(rows)) / len(rows)
-    nll, gradient, hessian = (scale * term for term in terms)
-    return nll, gradient, hessian
+    return scale * nll, scale * gradient, scale * hessian
 
 
 def _most_probable(
@@ -240,7 +233,7 @@ class _Measured(NamedTuple):
 def _descended(
     measured: Callable[[dict[str, Tensor]], _Measured], weights: dict[str, Tensor], num_steps: int
 ) -> tuple[dict[str, Tensor], float]:
-    """The weights after Levenberg-Marquardt steps, and the nats that an undamped step would gain if all were linear.
+    """Return the weights after Levenberg-Marquardt steps, and the nats an undamped step would gain in a linear model.
 
     The damping is that of Nielsen, algorithm 3.16 of Madsen, Nielsen and Tingleff (2004), "Methods for Non-Linear Least
     Squares Problems".
@@ -250,25 +243,25 @@ def _descended(
         raise FloatingPointError(
             "trained must have weights with a finite log-likelihood of data, got none"
         )
-    damping, growth = 1.0, 2.0
+    damping = 1.0
+    growth = 2.0
     for _ in range(num_steps):
         damped = at.hessian + damping * at.basis.mT @ at.basis
         a = -torch.linalg.solve(damped, at.gradient)
-        moved = {
-            name: weights[name] + part.view_as(weights[name]).to(weights[name])
-            for name, part in _parts(at.basis @ a, weights).items()
-        }
+        moved = {}
+        for name, change in _parts(at.basis @ a, weights).items():
+            moved[name] = weights[name] + change.view_as(weights[name]).to(weights[name])
         found = measured(moved)
         gain = float(at.objective - found.objective)
         if gain > 0.0:
             ratio = gain / float(-a @ (at.gradient + 0.5 * at.hessian @ a))
-            weights, at = moved, found
-            damping, growth = (
-                damping * max(1.0 / 3.0, 1.0 - (2.0 * min(ratio, 1.0) - 1.0) ** 3),
-                2.0,
-            )
+            weights = moved
+            at = found
+            damping *= max(1.0 / 3.0, 1.0 - (2.0 * min(ratio, 1.0) - 1.0) ** 3)
+            growth = 2.0
         else:
-            damping, growth = damping * growth, 2.0 * growth
+            damping *= growth
+            growth *= 2.0
         if 0.0 < gain < LEAST_GAIN or damping > MOST_DAMPING:
             break
     return weights, 0.5 * float(at.gradient @ torch.linalg.solve(at.hessian, at.gradient))
@@ -284,18 +277,17 @@ def _check_size(num_points: int, num_outputs: int, num_weights: int) -> None:
 
 
 def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
-    """The leading eigenvectors ``[N, O, R]`` of the prior's covariances, times the roots of their eigenvalues."""
+    """Return leading eigenvectors ``[N, O, R]`` of the prior's covariances, times the roots of their eigenvalues."""
     num_outputs, num_points, _ = covariances.shape
     if rank is not None and rank > num_points * num_outputs:
         raise ValueError(
             f"rank must be at most {num_points * num_outputs}, the function values, got {rank}"
         )
-    one = covariances.stride(0) == 0
-    cholesky(
-        covariances[:1] if one else covariances
-    )  # Raises an error unless it is positive definite.
-    pairs = [_leading(covariance, rank) for covariance in (covariances[:1] if one else covariances)]
-    pairs = pairs * num_outputs if one else pairs
+    distinct = shared(covariances)
+    cholesky(distinct)  # Raises an error unless it is positive definite.
+    pairs = [_leading(covariance, rank) for covariance in distinct]
+    if len(distinct) < num_outputs:
+        pairs = pairs * num_outputs
     eigenvalues = torch.cat([values for values, _ in pairs])
     columns = torch.zeros(
         num_points, num_outputs, len(eigenvalues), dtype=torch.double, device=covariances.device
@@ -309,7 +301,7 @@ def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
 
 
 def _leading(covariance: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues, and their eigenvectors: all, or at least the given number."""
+    """Return the largest eigenvalues, and their eigenvectors: all, or at least the given number."""
     if rank is None or 4 * rank > len(covariance):
         values, vectors = torch.linalg.eigh(covariance)
         return values.clamp_min(0.0), vectors
@@ -320,7 +312,7 @@ def _leading(covariance: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _basis(jacobian: Tensor, functions: Tensor) -> Tensor:
-    """The weights of least norm ``[P, R]`` with functions ``[N, O, R]``, in float64."""
+    """Return the weights of least norm ``[P, R]`` with functions ``[N, O, R]``, in float64."""
     jacobian = jacobian.double().flatten(0, 1)
     return jacobian.mT @ torch.cholesky_solve(
         functions.flatten(0, 1), cholesky(jacobian @ jacobian.mT)
@@ -343,12 +335,8 @@ def _guide(
     points: dict[str, Family] = {name: Delta() for name in network.values if name not in factors}
     (rank,) = {factor.shape[-1] for factor in factors.values()}
     guide = AutoCorrelated(model, sites=list(factors), rank=rank, families=points)
-    guide.setup(
-        *(
-            move(part, device_of(model))
-            for part in rows.take(torch.arange(min(2, len(rows)), device="cpu"))
-        )
-    )
+    first = rows.take(torch.arange(min(2, len(rows)), device="cpu"))
+    guide.setup(*move(first, device_of(model)))
     guide.load_means(network.values)
     guide.set_factor(torch.cat([factors[name] for name in guide.correlated]).to(guide.factor))
     guide.linear_only = True

@@ -36,7 +36,8 @@ class UniformBox:
     """
 
     def __init__(self, low: Any, high: Any, num_points: int) -> None:
-        self.low, self.high = _finite("low", low), _finite("high", high)
+        self.low = _finite("low", low)
+        self.high = _finite("high", high)
         if self.low.dim() and self.high.dim() and self.low.shape != self.high.shape:
             raise ValueError(
                 f"high must have the shape of low, {list(self.low.shape)}, got {list(self.high.shape)}"
@@ -69,15 +70,16 @@ class UniformBox:
         """
         x_train = _points("x_train", x_train)
         margin = non_negative_float("margin", margin)
-        low, high = x_train.amin(0), x_train.amax(0)
-        return cls(low - margin * (high - low), high + margin * (high - low), num_points)
+        low = x_train.amin(0)
+        high = x_train.amax(0)
+        added = margin * (high - low)
+        return cls(low - added, high + added, num_points)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, D]``."""
+        """Draw points ``[M, D]``."""
         unit = torch.rand(self.num_points, *_shape_of_input(x), dtype=x.dtype, device=x.device)
-        low, high = (
-            _fitting(name, bound, unit) for name, bound in (("low", self.low), ("high", self.high))
-        )
+        low = _fitting("low", self.low, unit)
+        high = _fitting("high", self.high, unit)
         # Rounding may move a point beyond the end of a side.
         return (low + (high - low) * unit).clamp(low, high)
 
@@ -111,13 +113,14 @@ class BetweenRows:
             raise ValueError(f"points must have at least 2 rows, got {len(self.points)}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``."""
+        """Draw points ``[M, ...]``."""
         if self.points.shape[1:] != _shape_of_input(x):
             raise ValueError(
                 f"points must give points of the shape of one input of the batch, {list(x.shape[1:])}, "
                 f"got {list(self.points.shape[1:])}"
             )
-        number, device = len(self.points), self.points.device
+        number = len(self.points)
+        device = self.points.device
         first = torch.randint(number, (self.num_points,), device=device)
         # Another row than the first, each with the same probability.
         second = (first + torch.randint(1, number, (self.num_points,), device=device)) % number

@@ -188,8 +188,8 @@ def take(x: Inputs, index: Tensor | slice) -> Any:
     return tree_map(lambda tensor: tensor[index], x)
 
 
-def move(x: Inputs, device: torch.device) -> Any:
-    """The rows on a device."""
+def move(x: object, device: torch.device) -> Any:
+    """Return rows on a device."""
     return tree_map(lambda tensor: tensor.to(device), x)
 
 

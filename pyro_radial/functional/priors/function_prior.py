@@ -125,7 +125,7 @@ class ImplicitProcess(FunctionPrior):
         return values.unsqueeze(-1) if values.dim() == 2 else values
 
 
-def check_floating(argument: str, value: Any) -> None:
+def check_floating(argument: str, value: object) -> None:
     """Raise a ValueError unless the value is a tensor of floating-point numbers."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise ValueError(

@@ -85,7 +85,7 @@ class PosteriorProcess(FunctionPrior):
         self.function_site = function_site
         self._sites = tuple(mean)
         self._blocks = tuple((block.sites, block.is_full) for block in blocks)
-        self._structures: dict[Any, Structure] = {}
+        self._structures: dict[tuple[object, ...], Structure] = {}
         self.means = _buffers([mean[site] for site in self._sites])
         self.covariances = _buffers([block.covariance for block in blocks])
         factored = {
