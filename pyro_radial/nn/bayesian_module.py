@@ -24,8 +24,8 @@ from pyro_radial._pyro.compat import stored_name
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import (
+    Arguments,
     FunctionalNet,
-    Inputs,
     Within,
     split_draws,
     unflatten,
@@ -168,11 +168,12 @@ class BayesianModule(UniquelyNamed):
             sites.check(values)
             return self._local.output(
                 self._output,
-                self._own.unchanged_on_error,
+                lambda: self._own.fixed().values(),
                 values,
-                sites,
+                sites.noises,
+                sites.shapes,
                 self._shapes,
-                Inputs(args, kwargs),
+                Arguments(args, kwargs),
             )
         return self.at(values, *args, **kwargs)
 
@@ -186,7 +187,7 @@ class BayesianModule(UniquelyNamed):
         """
         check_types(Mapping, parameters=parameters)
         values = split_draws({**self._initial, **parameters}, self._shapes)
-        return self._output(*values, Inputs(args, kwargs))
+        return self._output(*values, Arguments(args, kwargs))
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Drop leading dims of size one, and take the network's first value of a parameter without a value."""
@@ -208,7 +209,7 @@ class BayesianModule(UniquelyNamed):
         draws: tuple[int, ...],
         shared: dict[str, Tensor],
         drawn: dict[str, Tensor],
-        inputs: Inputs,
+        inputs: Arguments,
         within: Within = nullcontext,
     ) -> Any:
         """Call the network with parameters without draws and with draws."""
@@ -453,7 +454,7 @@ class _OwnTensors:
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
 
     def fixed(self) -> dict[str, Tensor]:
-        """The frozen parameters and the buffers by name."""
+        """Return the frozen parameters and the buffers by name."""
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._fixed.items()}
 
     def keep_new_buffers(self, tensors: Mapping[str, Tensor]) -> None:
@@ -461,18 +462,6 @@ class _OwnTensors:
         for name, (owner, leaf) in self._fixed.items():
             if tensors[name] is not getattr(owner, leaf):
                 setattr(owner, leaf, tensors[name].detach())
-
-    @contextmanager
-    def unchanged_on_error(self) -> Iterator[None]:
-        """Undo what a call wrote into buffers if it raises."""
-        before = {name: tensor.clone() for name, tensor in self.fixed().items()}
-        try:
-            yield
-        except Exception:
-            with torch.no_grad():
-                for name, tensor in self.fixed().items():
-                    tensor.copy_(before[name])
-            raise
 
 
 def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:

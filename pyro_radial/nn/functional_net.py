@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from typing import Any, NamedTuple
@@ -37,10 +37,10 @@ RECOMPUTES = "parts of the network run again in the backward pass"
 # The network for one draw of its parameters.
 Run = Callable[[Mapping[str, Tensor]], Any]
 # Makes the context of a call from its tensors, which it may change.
-Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]]
+Within = Callable[[dict[str, Tensor]], AbstractContextManager[object]]
 
 
-class Inputs(NamedTuple):
+class Arguments(NamedTuple):
     """The arguments of a call of a network."""
 
     args: tuple[Any, ...]
@@ -61,8 +61,6 @@ class FunctionalNet:
         # With activation checkpointing parts of the network run again in the backward pass. Each call then needs its
         # own modules, which still have its tensors.
         self._recomputes = False
-        # Whether the network writes into its inputs. A call with copies shows it; None before.
-        self._changes_inputs: bool | None = None
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             self.batching = "loop"
             logger.info(
@@ -70,7 +68,7 @@ class FunctionalNet:
             )
 
     def single(
-        self, tensors: dict[str, Tensor], inputs: Inputs, within: Within = nullcontext
+        self, tensors: dict[str, Tensor], inputs: Arguments, within: Within = nullcontext
     ) -> Any:
         """Call the network with one set of tensors, by name; tied tensors by their first name.
 
@@ -78,25 +76,13 @@ class FunctionalNet:
         ``within`` makes a context for the call. torch's fast path of transformers is off: it reads the weights of
         layers, and calls no module in a layer's place.
         """
-        if self._changes_inputs is False or torch.is_inference_mode_enabled():
-            return self._run(tensors, inputs, within)
-        copies = tree_map_only(Tensor, torch.clone, inputs)
-        output = self._run(tensors, copies, within)
-        # The version of a copy is 0 until something is written into it.
-        self._changes_inputs = self._changes_inputs or any(
-            getattr(part, "_version", 0) for part in tree_leaves(copies)
-        )
-        return output
-
-    def _run(self, tensors: dict[str, Tensor], inputs: Inputs, within: Within) -> Any:
+        inputs = tree_map_only(Tensor, torch.clone, inputs)
         given = dict(tensors)
-        before: dict[str, Tensor] = {}
-        for name, _ in self.skeleton.named_buffers():
-            if name in tensors:
-                before[name] = tensors[name].clone()
+        buffers = [given[name] for name, _ in self.skeleton.named_buffers() if name in given]
         if not self._recomputes:
             try:
                 with (
+                    unchanged_on_error(lambda: buffers),
                     WITHOUT_FASTPATH,
                     within(tensors),
                     disable_saved_tensors_hooks(RECOMPUTES),
@@ -109,9 +95,6 @@ class FunctionalNet:
                 # Perhaps activation checkpointing, which needs the hooks. The call starts again where it was; a mistake
                 # in it raises here again, and then nothing is remembered.
                 tensors.update(given)
-                with torch.no_grad():
-                    for name, buffer in before.items():
-                        tensors[name].copy_(buffer)
         with WITHOUT_FASTPATH, within(tensors):
             net = self.module(tensors)
             output = net(*inputs.args, **inputs.kwargs)
@@ -124,7 +107,7 @@ class FunctionalNet:
         self,
         shared: Mapping[str, Tensor],
         drawn: Mapping[str, Tensor],
-        inputs: Inputs,
+        inputs: Arguments,
         within: Within = nullcontext,
     ) -> Any:
         """Call the network with N sets of tensors, and stack the outputs along a new first dim. No buffer is changed.
@@ -173,10 +156,8 @@ class FunctionalNet:
 
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A plain network around the given tensors, ties kept, in the mode of the skeleton."""
-        memo: dict[int, Any] = {}
-        for name, twin in (*self.skeleton.named_parameters(), *self.skeleton.named_buffers()):
-            memo[id(twin)] = tensors[name]
-        return copy.deepcopy(self.skeleton, memo)
+        twins = (*self.skeleton.named_parameters(), *self.skeleton.named_buffers())
+        return copy.deepcopy(self.skeleton, {id(twin): tensors[name] for name, twin in twins})
 
 
 def split_draws(
@@ -218,7 +199,7 @@ def split_draws(
     return draws, shared, drawn
 
 
-def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
+def unflatten(outputs: object, draws: tuple[int, ...]) -> Any:
     """Give tensors ``[N, ...]``, nested in any way, the shape ``[*draws, ...]``."""
     return tree_map_only(Tensor, lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)
 
@@ -277,6 +258,19 @@ def _skeleton(net: nn.Module) -> nn.Module:
 
 
 @contextmanager
+def unchanged_on_error(read: Callable[[], Collection[Tensor]]) -> Iterator[None]:
+    """Undo what a call wrote into buffers if it raises; ``read`` returns the buffers as they are now."""
+    before = [buffer.clone() for buffer in read()]
+    try:
+        yield
+    except Exception:
+        with torch.no_grad():
+            for buffer, values in zip(read(), before, strict=True):
+                buffer.copy_(values)
+        raise
+
+
+@contextmanager
 def _restored(skeleton: nn.Module) -> Iterator[None]:
     """Put the skeleton's own tensors back: functional_call leaves those of the call if a module has two names."""
     own = []
@@ -318,7 +312,7 @@ def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
 class _Together:
     """A setting of the whole process: the first thread to enter makes it, the last to leave restores it."""
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make
         self._inside = 0
         self._lock = threading.Lock()

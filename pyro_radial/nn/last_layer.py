@@ -60,10 +60,8 @@ class LastLayerFinder:
     @contextmanager
     def watching(self, network: nn.Module) -> Iterator[None]:
         """Look at the network's runs inside the block."""
-        layers: dict[str, nn.Module] = {}
-        for place, module in network.named_modules():
-            if isinstance(module, nn.Linear):
-                layers[place] = module
+        modules = network.named_modules()
+        layers = {place: layer for place, layer in modules if isinstance(layer, nn.Linear)}
         calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
         def seen(place: str, inputs: Tensor, output: Tensor) -> None:

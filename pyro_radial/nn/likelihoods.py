@@ -129,11 +129,11 @@ class Likelihood(UniquelyNamed):
                     f"num_data must be at least {size}, the number of targets in y, got {num_data}{origin}"
                 )
         noise = self.noise(f)
-        with pyro.plate("data", num_data, subsample=torch.arange(size, device=f.device), dim=-1):
+        rows = torch.arange(size, device=f.device)
+        with pyro.plate("data", num_data, subsample=rows, dim=-1):
             f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
-            return pyro.sample(
-                "y", masked(self.observation(f, **noise), observed, y), obs=y, infer=TARGET
-            )
+            targets = masked(self.observation(f, **noise), observed, y)
+            return pyro.sample("y", targets, obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Make the distribution of the targets.
@@ -401,18 +401,17 @@ class Gaussian(Likelihood):
             _check_positive_scalar("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
-        self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
+        self.scale: Any
+        first = positive_float("scale", 1.0 if scale is None else scale)
         if learn_scale:
-            self._first_scale = self.scale
-            del self.scale
-            self.scale = PyroParam(torch.tensor(self._first_scale), constraints.softplus_positive)
+            self._first_scale = first
+            self.scale = PyroParam(torch.tensor(first), constraints.softplus_positive)
+        else:
+            self.scale = first
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """The normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
-        scale = noise["scale"]
-        return dist.Normal(f, scale.reshape(scale.shape + (1,) * self.event_dim)).to_event(
-            self.event_dim
-        )
+        return dist.Normal(f, self._of_outputs(noise["scale"])).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """``f`` itself."""
@@ -428,6 +427,9 @@ class Gaussian(Likelihood):
         else:
             scale = self.scale.to(f.device, f.dtype)
         return {"scale": pyro.deterministic("noise_scale", scale)}
+
+    def _of_outputs(self, scale: Tensor) -> Tensor:
+        return scale.reshape(scale.shape + (1,) * self.event_dim)
 
 
 class MaskedGaussian(Gaussian):
@@ -446,11 +448,8 @@ class MaskedGaussian(Gaussian):
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """The normal distribution around ``f``, with a log density of zero at NaN."""
-        scale = noise["scale"]
-        masked = _MaskedNormal(
-            f, scale.reshape(scale.shape + (1,) * self.event_dim), validate_args=False
-        )
-        return masked.to_event(self.event_dim)
+        scale = self._of_outputs(noise["scale"])
+        return _MaskedNormal(f, scale, validate_args=False).to_event(self.event_dim)
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
         """Raise a ValueError if ``y`` holds an infinite value."""
@@ -544,7 +543,7 @@ class Poisson(Likelihood):
 
 
 def masked(distribution: Any, observed: Tensor | None, y: Tensor | None) -> Any:
-    """A distribution without the densities of targets that are not observed; dependent ones are left out together."""
+    """Leave out the densities of targets that are not observed; dependent targets are left out together."""
     if observed is None or y is None:
         return distribution
     check_types(Tensor, observed=observed)
@@ -553,13 +552,13 @@ def masked(distribution: Any, observed: Tensor | None, y: Tensor | None) -> Any:
         raise ValueError(
             f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}"
         )
-    dims = (
-        distribution.reinterpreted_batch_ndims if isinstance(distribution, dist.Independent) else 0
-    )
-    each = distribution.base_dist if dims else distribution
-    return each.mask(observed.reshape(*y.shape[: y.dim() - each.event_dim], -1).all(-1)).to_event(
-        dims
-    )
+    dims = 0
+    if isinstance(distribution, dist.Independent):
+        dims = distribution.reinterpreted_batch_ndims
+        distribution = distribution.base_dist
+    batch_shape = y.shape[: y.dim() - distribution.event_dim]
+    whole = observed.reshape(*batch_shape, -1).all(-1)
+    return distribution.mask(whole).to_event(dims)
 
 
 def _sum_last(values: Tensor, dims: int) -> Tensor:
@@ -577,11 +576,8 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         place = tuple((~allowed).nonzero()[0].tolist())
         value = y[place].item()
-        hint = (
-            "; MaskedCategorical ignores such labels"
-            if value == MISSING_LABEL and not y.is_floating_point()
-            else ""
-        )
+        is_missing = value == MISSING_LABEL and not y.is_floating_point()
+        hint = "; MaskedCategorical ignores such labels" if is_missing else ""
         raise ValueError(f"y must hold {wanted} for site 'y', got {value} at {list(place)}{hint}")
 
 

@@ -55,7 +55,7 @@ class NamedLikelihoods(nn.Module):
                 result[name] = likelihood(f[name], *targets.get(name, ()))
         return result
 
-    def function_values(self, f: Any) -> dict[str, Tensor]:
+    def function_values(self, f: object) -> dict[str, Tensor]:
         """Check a network's outputs and return what the sites of the functions record."""
         if not isinstance(f, Mapping) or f.keys() != self.by_name.keys():
             got = list(f) if isinstance(f, Mapping) else type(f).__name__
@@ -68,7 +68,7 @@ class NamedLikelihoods(nn.Module):
                 result[name] = likelihood.function_values(f[name])
         return result
 
-    def check_target(self, f: Mapping[str, Tensor], y: Any) -> None:
+    def check_target(self, f: Mapping[str, Tensor], y: object) -> None:
         """Raise a ValueError if targets do not fit these outputs, or all are missing."""
         for name, (target, _) in self._observed(y).items():
             with _in_errors(name):
@@ -116,7 +116,7 @@ def split_missing(y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(there, y, torch.zeros_like(y)), there
 
 
-def function_sites(likelihood: Any, function_site: str) -> Any:
+def function_sites(likelihood: object, function_site: str) -> Any:
     """Return the site that records a model's function, or a dict of sites by the names of the outputs."""
     if isinstance(likelihood, NamedLikelihoods) and function_site == FUNCTION_SITE:
         return {name: f"{name}.{FUNCTION_SITE}" for name in likelihood.by_name}

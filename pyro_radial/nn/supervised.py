@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
-from pyro_radial.nn.functional_net import Inputs
+from pyro_radial.nn.functional_net import Arguments
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
@@ -135,14 +135,14 @@ class SupervisedModel(nn.Module):
         )
 
 
-def inputs_of(x: Any) -> Inputs:
+def inputs_of(x: object) -> Arguments:
     """Return the arguments of a network for these inputs: a tuple in order, a dict by name."""
     if isinstance(x, dict):
-        return Inputs((), x)
-    return Inputs(x if isinstance(x, tuple) else (x,), {})
+        return Arguments((), x)
+    return Arguments(x if isinstance(x, tuple) else (x,), {})
 
 
-def for_likelihood(f: Any, likelihood: Any) -> Any:
+def for_likelihood(f: object, likelihood: object) -> Any:
     """The part of a network's output that a likelihood takes: the logits, if they are named; else all."""
     return getattr(f, "logits", f) if isinstance(likelihood, Likelihood) else f
 
@@ -152,7 +152,7 @@ def _has_targets(x: object = None, y: object = None) -> bool:
     return y is not None
 
 
-def own_names(likelihood: Any) -> set[str]:
+def own_names(likelihood: object) -> set[str]:
     """The names that a likelihood gives to sites and its plate."""
     if isinstance(likelihood, NamedLikelihoods):
         names: set[str] = set()
@@ -260,19 +260,19 @@ class ModelNetwork:
         }
         return values if len(values) == len(in_use) else None
 
-    def __call__(self, x: Any, parameters: Mapping[str, Tensor]) -> Any:
+    def __call__(self, x: object, parameters: Mapping[str, Tensor]) -> Any:
         """The model's function at given values of the random parameters: the network's output."""
         if isinstance(self._entry, SupervisedModel):
             return self._entry.likelihood.function_values(self._entry.output(x, parameters))
         args, kwargs = inputs_of(x)
         return self.bnn.at(parameters, *args, **kwargs)
 
-    def copy_of_function(self) -> Callable[[Any, Mapping[str, Tensor]], Any]:
+    def copy_of_function(self) -> Callable[[object, Mapping[str, Tensor]], Any]:
         """The function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
         functional = self.bnn.computation()
         fixed = self.bnn.fixed_tensors()
 
-        def function(x: Any, parameters: Mapping[str, Tensor]) -> Any:
+        def function(x: object, parameters: Mapping[str, Tensor]) -> Any:
             tensors = {**fixed, **self.bnn.one_value_each(parameters)}
             f = for_likelihood(functional.single(tensors, inputs_of(x)), self.likelihood)
             return self.likelihood.function_values(f)
@@ -310,7 +310,7 @@ def find_network(model: Any) -> ModelNetwork | None:
     return ModelNetwork(model, wrappers) if plain else None
 
 
-def network_of(model: Any) -> ModelNetwork:
+def network_of(model: object) -> ModelNetwork:
     """Find the network of a model, or raise a ValueError."""
     network = find_network(model)
     if network is None:

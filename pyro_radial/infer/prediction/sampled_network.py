@@ -20,7 +20,7 @@ from pyro_radial.infer.data import as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
 from pyro_radial.infer.prediction.prediction import are_identical, prediction_of, warn_if_identical
 from pyro_radial.nn.bayesian_module import place_below
-from pyro_radial.nn.functional_net import FunctionalNet, Inputs, loop
+from pyro_radial.nn.functional_net import Arguments, FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
@@ -208,7 +208,7 @@ class SampledNetwork(nn.Module):
         except IndexError:
             functional = copy.deepcopy(self._functional)
         try:
-            return functional.many(shared, drawn, Inputs(args, kwargs))
+            return functional.many(shared, drawn, Arguments(args, kwargs))
         finally:
             if functional.batching == "loop":
                 self._functional.batching = "loop"

@@ -129,11 +129,8 @@ def num_chunks(
 ) -> int:
     """Return the number of chunks of rows, which bounds the memory that gradients take."""
     size = sum(math.prod(layer.shape) for layer in layers)
-    largest = 0
-    for layer in layers:
-        if layer.weight is not None and not layer.is_dense:
-            largest = max(largest, variance[layer.weight].numel())
-    size += largest
+    convolutions = [layer.weight for layer in layers if layer.weight and not layer.is_dense]
+    size += max((variance[weight].numel() for weight in convolutions), default=0)
     return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
 
 

@@ -131,7 +131,7 @@ class Linearization:
         mean: Mapping[str, Tensor],
         blocks: Sequence[CovarianceBlock],
         function_site: str = FUNCTION_SITE,
-        structures: dict[Any, Structure] | None = None,
+        structures: dict[tuple[object, ...], Structure] | None = None,
     ) -> None:
         self.function = SiteFunction(model, function_site)
         self.mean = dict(mean)

@@ -61,10 +61,8 @@ def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size])
             )
     blocks = [block for _, block in known.values()]
     # AutoCorrelated gives its sites their joint covariance; a part without the others has its marginal.
-    joints = {}
-    for part in posterior.values():
-        if hasattr(part, "joint"):
-            joints[part.joint.sites] = part.joint
+    joint_parts = [part.joint for part in posterior.values() if hasattr(part, "joint")]
+    joints = {joint.sites: joint for joint in joint_parts}
     for sites, joint in joints.items():
         if known.keys() >= set(sites):
             blocks = [block for block in blocks if block.sites[0] not in sites]

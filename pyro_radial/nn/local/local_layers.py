@@ -5,8 +5,8 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import is_differentiated, tree_leaves, tree_map_only
-from pyro_radial.nn.functional_net import BATCH_NORMS, Inputs, split_draws
+from pyro_radial.nn.functional_net import BATCH_NORMS, Arguments, split_draws, unchanged_on_error
 from pyro_radial.nn.local.unit_noise import (
     ASKS,
     LAYERS,
@@ -57,11 +57,12 @@ class LocalLayers:
     def output(
         self,
         run: Callable[..., Any],
-        unchanged_on_error: Callable[[], AbstractContextManager[None]],
+        buffers: Callable[[], Collection[Tensor]],
         values: Mapping[str, Tensor],
-        sites: Any,
+        noises: Mapping[str, UnitNoise],
+        site_shapes: Mapping[str, torch.Size],
         shapes: Mapping[str, torch.Size],
-        inputs: Inputs,
+        inputs: Arguments,
     ) -> Any:
         """Run the network with noise at the sites that a guide left undrawn, and draw those that need a draw.
 
@@ -70,18 +71,18 @@ class LocalLayers:
         first = _first_tensor(inputs)
         rows = 0 if first is None or first.dim() == 0 else len(first)
         while True:
-            reasons = self._reasons_of(sites.noises)
-            noises = dict(sites.noises)
+            reasons = self._reasons_of(noises)
+            local = dict(noises)
             given = dict(values)
             for name in reasons:
-                given[name] = noises.pop(name).draw(sites.shapes[name])
-            for name in noises:
+                given[name] = local.pop(name).draw(site_shapes[name])
+            for name in local:
                 del given[name]
-            split = _split_noise(given, noises, sites.shapes, shapes)
+            split = _split_noise(given, local, site_shapes, shapes)
             try:
-                with unchanged_on_error():
-                    output = run(*split, inputs, partial(self._within, noises, rows))
-                    if noises:
+                with unchanged_on_error(buffers):
+                    output = run(*split, inputs, partial(self._within, local, rows))
+                    if local:
                         _check_rows(output, len(split[0]), rows)
                         self._check_first_dim(rows, inputs)
             except _NotLocalError as error:
@@ -90,7 +91,7 @@ class LocalLayers:
                 self._say(reasons)
                 return output
 
-    def _check_first_dim(self, rows: int, inputs: Inputs) -> None:
+    def _check_first_dim(self, rows: int, inputs: Arguments) -> None:
         """Raise a _NotLocalError if the output of one row more does not have one row more; looks once."""
         if self._has_looked:
             return
@@ -109,7 +110,7 @@ class LocalLayers:
             return
         _check_rows(output, 0, rows + 1)
 
-    def _reasons_of(self, sites: Mapping[str, Any]) -> dict[str, str]:
+    def _reasons_of(self, sites: Iterable[str]) -> dict[str, str]:
         """The sites whose parameters must be drawn, and why."""
         for name, module in self._skeleton.named_modules():
             if isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None):
@@ -223,10 +224,10 @@ class _Elsewhere(Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        func: object,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         own = next((arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, cls)), None)
         if own is not None and func == DTYPE_OF:
@@ -302,7 +303,7 @@ class AskForLocalReparameterization(Messenger):
     ``asks`` is a function from the arguments of a call to whether it asks, ``now`` whether the current call does.
     """
 
-    def __init__(self, asks: Any, now: bool) -> None:
+    def __init__(self, asks: Callable[..., bool], now: bool) -> None:
         super().__init__()
         self._asks = asks
         self._now = now

@@ -20,9 +20,11 @@ from pyro_radial.distributions.wrappers import leaf
 
 # Entries of a site's ``infer`` dict. In the model: that the site's value is a parameter of a network, used for nothing
 # else, and a function from the arguments of a call to whether it asks for local reparameterization.
-PARAMETER, ASKS = "network_parameter", "asks_for_local_reparameterization"
+PARAMETER = "network_parameter"
+ASKS = "asks_for_local_reparameterization"
 # In the guide: a function from the site's name and distribution to its noise, and the noise of a site left undrawn.
-OFFER, NOISE = "local_reparameterization", "undrawn_noise"
+OFFER = "local_reparameterization"
+NOISE = "undrawn_noise"
 
 # Smaller squared norms and variances are rounding errors, and their roots have no useful derivative.
 TINY = torch.finfo(torch.float32).tiny
@@ -60,11 +62,11 @@ class UnitNoise:
             )
 
     def draw(self, shape: Sequence[int]) -> Tensor:
-        """Values of the site, ``[*draws, *shape]``."""
+        """Draw values of the site, ``[*draws, *shape]``."""
         return self.loc + self.scale * self.unit(shape)
 
     def unit(self, shape: Sequence[int]) -> Tensor:
-        """The noise, ``[*draws, *shape]``."""
+        """Draw the noise, ``[*draws, *shape]``."""
         directions = self.directions(shape)
         if self.radius is None:
             return directions
@@ -74,7 +76,7 @@ class UnitNoise:
         return directions * self.radius(first)
 
     def directions(self, shape: Sequence[int]) -> Tensor:
-        """The noise without its radii."""
+        """Draw the noise without its radii."""
         noise = torch.randn(tuple(shape), dtype=self.loc.dtype, device=self.loc.device)
         if self.radius is None:
             return noise
@@ -83,11 +85,6 @@ class UnitNoise:
             noise, dim=dims, keepdim=True, dtype=accumulation_dtype(noise)
         )
         return noise / norm.clamp_min(TINY).to(noise.dtype)
-
-    @property
-    def has_outputs(self) -> bool:
-        """Whether :meth:`of_outputs` applies: a matrix has one radius, one radius for each row, or none."""
-        return self.radius is None or self.radius_dim in (1, 2)
 
     def of_outputs(self, stddev: Tensor) -> Tensor:
         r"""Draw what the noise of a matrix ``[out, in]`` adds to the outputs of a linear layer.
@@ -146,12 +143,13 @@ def half_normal(like: Tensor) -> Tensor:
 
 
 def unit_noise(distribution: Any) -> UnitNoise | None:
-    """The noise of a distribution, or None for a distribution that is neither normal nor radial."""
+    """Return the noise of a distribution, or None for a distribution that is neither normal nor radial."""
     inner = leaf(distribution)
     if not isinstance(inner, Normal | RadialNormal):
         return None
-    shape, event_dim = distribution.shape(), distribution.event_dim
-    loc, scale = (_once(tensor.expand(shape), event_dim) for tensor in (inner.loc, inner.scale))
+    shape = distribution.shape()
+    loc = _once(inner.loc.expand(shape), distribution.event_dim)
+    scale = _once(inner.scale.expand(shape), distribution.event_dim)
     if isinstance(inner, Normal) or inner.num_elements == 1:
         return UnitNoise(loc, scale)
     return UnitNoise(loc, scale, inner.event_dim, half_normal)
@@ -176,7 +174,7 @@ def noisy_output(layer: nn.Module, x: Tensor, weight: Parameter, bias: Parameter
     mean = _apply(layer, x, _mean(weight), _mean(bias))
     noise: Tensor | None = None
     if isinstance(weight, UnitNoise):
-        if x.dim() != 2 or not weight.has_outputs:
+        if x.dim() != 2:
             noise = _flipped_output(layer, x, weight)
         elif isinstance(bias, UnitNoise) and weight.radius is None and bias.radius is None:
             # The sum of two normals is normal.
@@ -209,15 +207,16 @@ def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tenso
 def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
     """The output for noise that rows share, with own radii and random signs of inputs and outputs (Flipout)."""
     shape = weight.loc.shape
-    rows, outputs, radii = len(x), shape[0], None
+    rows = len(x)
+    outputs = shape[0]
+    radii: Tensor | None = None
     if weight.radius is None or weight.radius_dim < len(shape) - 1:
         # Radii within an output cannot be taken out of its sum.
         noise = weight.unit(shape)
     else:
         noise = weight.directions(shape)
-        radii = weight.radius(
-            x.new_empty(rows, 1 if weight.radius_dim == len(shape) else outputs, dtype=noise.dtype)
-        )
+        number = 1 if weight.radius_dim == len(shape) else outputs
+        radii = weight.radius(x.new_empty(rows, number, dtype=noise.dtype))
     flips = _signs(rows, outputs, noise)
     if radii is not None:
         flips = flips * radii
