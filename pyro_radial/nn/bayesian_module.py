@@ -101,7 +101,7 @@ class BayesianModule(UniquelyNamed):
         self.prior: Any = prior
         self._site_priors: dict[str, Any] | None = None
         if not isinstance(prior, ParameterPrior):
-            self._make_site_priors()
+            self._site_priors = site_priors(prior, self._initial)
         elif hasattr(prior, "setup"):
             prior.setup(self._initial.items())
         self.training = net.training
@@ -273,11 +273,8 @@ class BayesianModule(UniquelyNamed):
         super()._apply(fn, recurse)
         self._initial = {name: fn(value) for name, value in self._initial.items()}
         if self._site_priors is not None:
-            self._make_site_priors()
+            self._site_priors = site_priors(self.prior, self._initial)
         return self
-
-    def _make_site_priors(self) -> None:
-        self._site_priors = site_priors(self.prior, self._initial)
 
     def _in_use(self, name: str) -> bool:
         uses_parameter = getattr(self.skeleton, "uses_parameter", None)
@@ -430,21 +427,17 @@ class _OwnTensors:
         self.root = PyroModule()
         self._trained: dict[str, tuple[PyroModule, str]] = {}
         self._fixed: dict[str, tuple[PyroModule, str]] = {}
-        for name, parameter in net.named_parameters():
+        saved = net.state_dict(keep_vars=True).keys()
+        for name, tensor in (*net.named_parameters(), *net.named_buffers()):
             if name in random:
                 continue
             owner, leaf = place_below(self.root, name)
-            if parameter.requires_grad:
-                setattr(owner, leaf, nn.Parameter(_own_copy(parameter)))
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                setattr(owner, leaf, nn.Parameter(_own_copy(tensor)))
                 self._trained[name] = owner, leaf
             else:
-                owner.register_buffer(leaf, _own_copy(parameter))
+                owner.register_buffer(leaf, _own_copy(tensor), persistent=name in saved)
                 self._fixed[name] = owner, leaf
-        saved = net.state_dict(keep_vars=True).keys()
-        for name, buffer in net.named_buffers():
-            owner, leaf = place_below(self.root, name)
-            owner.register_buffer(leaf, _own_copy(buffer), persistent=name in saved)
-            self._fixed[name] = owner, leaf
 
     def trained(self) -> dict[str, Tensor]:
         """The trained parameters by name; reading them makes their ``param`` statements."""

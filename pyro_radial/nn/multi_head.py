@@ -45,19 +45,18 @@ class MultiHead(nn.Module):
         check_types(nn.Module, trunk=trunk)
         self.trunk = trunk
         self.heads = nn.ModuleList(heads)
-        self._head = 0
-        self._also: frozenset[int] = frozenset()
+        #: The head in use, and then others whose parameters stay random.
+        self._random: tuple[int, ...] = (0,)
 
     @property
     def head(self) -> int:
         """The index of the head in use. Setting it to anything else raises a ValueError."""
-        return self._head
+        return self._random[0]
 
     @head.setter
     def head(self, head: int) -> None:
         self._check_head("head", head)
-        self._head = head
-        self._also = frozenset()
+        self._random = (head,)
 
     def _check_head(self, argument: str, head: int) -> None:
         """Raise a ValueError that names the argument unless this is the index of a head."""
@@ -72,7 +71,7 @@ class MultiHead(nn.Module):
             return True
         # By identity: a parameter that several heads share has its name in the first of them.
         parameter = attrgetter(name)(self)
-        heads = [self.heads[head] for head in (self.head, *self._also)]
+        heads = [self.heads[head] for head in self._random]
         return any(parameter is own for own in nn.ModuleList(heads).parameters())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +88,7 @@ def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
         earlier tasks whose functions are compared while the trunk changes.
     :raises ValueError: if there is no MultiHead, or one of them has no such head; nothing is changed then.
     """
-    also = frozenset(check_list("also", also))
+    also = check_list("also", also)
     found = modules_of(MultiHead, model)
     if not found:
         raise ValueError(f"model must hold a MultiHead, got {type(model).__name__}")
@@ -98,20 +97,18 @@ def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
         for index in also:
             module._check_head("also", index)
     for module in found:
-        module.head = head
-        module._also = also
+        module._random = (head, *also)
 
 
 @contextmanager
 def under_head(model: nn.Module, head: int) -> Iterator[None]:
     """Use a head of a model, if it has any, and restore the heads afterwards."""
     found = modules_of(MultiHead, model)
-    before = [(module, module._head, module._also) for module in found]
+    before = [(module, module._random) for module in found]
     if found:
         use_head(model, head)
     try:
         yield
     finally:
-        for module, own, also in before:
-            module._head = own
-            module._also = also
+        for module, own in before:
+            module._random = own

@@ -7,7 +7,7 @@ import copy
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -171,19 +171,17 @@ class LocalLayers:
                 del call.layer.forward
 
 
+@dataclass
 class _Call:
     """One call of a network, at one of its layers."""
 
-    def __init__(
-        self, name: str, layer: Any, rows: int, weight: Parameter, bias: Parameter
-    ) -> None:
-        self.name = name
-        self.layer = layer
-        self.rows = rows
-        self.weight = weight
-        self.bias = bias
-        self.is_called = False
-        self.is_over = False
+    name: str
+    layer: Any
+    rows: int
+    weight: Parameter
+    bias: Parameter
+    is_called: bool = False
+    is_over: bool = False
 
     def output(self, input: Tensor) -> Tensor:
         # With activation checkpointing a layer runs again in the backward pass, when the call is over.

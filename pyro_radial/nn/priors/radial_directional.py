@@ -75,54 +75,14 @@ class _Site(NamedTuple):
     distribution: Any
     first: Tensor
 
+    @classmethod
+    def of(cls, name: str, each: Any, first: Tensor) -> "_Site":
+        """Return a site whose elements all have one distribution."""
+        return cls(name, each.expand(first.shape).to_event(first.dim()), first)
+
     def sample(self) -> Tensor:
         infer: Any = {"initial_value": self.first}
         return pyro.sample(self.name, self.distribution, infer=infer)
-
-
-class _Radius(NamedTuple):
-    """A half-Cauchy radius: its deterministic site, and the sites of the two factors of its square."""
-
-    name: str
-    gamma: _Site
-    inverse_gamma: _Site
-
-    def sample(self) -> Tensor:
-        radius = half_cauchy_value(self.gamma.sample(), self.inverse_gamma.sample())
-        return pyro.deterministic(self.name, radius, event_dim=self.gamma.first.dim())
-
-
-class _Side(NamedTuple):
-    """The rows or the columns of a weight tensor."""
-
-    is_column: bool
-    direction: _Site
-    radius: _Radius
-
-    def sample(self, shape: torch.Size) -> Tensor:
-        """Sample directions times radii of all groups, in the layout of the parameter."""
-        groups = self.direction.sample() * self.radius.sample().unsqueeze(-1)
-        draws = groups.shape[:-2]
-        if not self.is_column:
-            return groups.reshape(draws + shape)
-        return groups.reshape(*draws, shape[1], shape[0], *shape[2:]).transpose(
-            len(draws), len(draws) + 1
-        )
-
-
-class _Tensor(NamedTuple):
-    """The sites of one weight tensor."""
-
-    parameter: Tensor
-    radius: _Radius
-    sides: tuple[_Side, ...]
-
-    def sample(self) -> Tensor:
-        radius = self.radius.sample()
-        weight = radius.reshape(radius.shape + (1,) * self.parameter.dim())
-        for side in self.sides:
-            weight = weight * side.sample(self.parameter.shape)
-        return weight
 
 
 class RadialDirectionalPrior:
@@ -179,7 +139,7 @@ class RadialDirectionalPrior:
         self.global_scale = positive_float("global_scale", global_scale)
         self.bias_scale = bias_scale
         self._normal = FanIn(bias_scale=bias_scale)
-        self._tensors: dict[str, _Tensor] = {}
+        self._made: dict[str, tuple[Tensor, dict[str, _Site]]] = {}
 
     def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Raise a ValueError for a grouping of a parameter that is not among these."""
@@ -199,14 +159,20 @@ class RadialDirectionalPrior:
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
             normal = to_like(self._normal(name, parameter), parameter)
-            return _Site(
-                name, normal.expand(parameter.shape).to_event(parameter.dim()), parameter
-            ).sample()
-        made = self._tensors.get(name)
+            return _Site.of(name, normal, parameter).sample()
+        made_for, sites = self._made.get(name, (None, {}))
         # A network that was moved or cast has new tensors.
-        if made is None or made.parameter is not parameter:
-            made = self._tensors[name] = self._make(name, parameter, grouping)
-        return made.sample()
+        if made_for is not parameter:
+            sites = self._make(name, parameter, grouping)
+            self._made[name] = parameter, sites
+        names = TensorSites(name)
+        radius = _sample_radius(names.global_radius, sites)
+        weight = radius.reshape(radius.shape + (1,) * parameter.dim())
+        for side in SIDES[grouping]:
+            directions = sites[names.direction(side)].sample()
+            radii = _sample_radius(names.local_radius(side), sites)
+            weight = weight * _in_layout(directions * radii.unsqueeze(-1), side, parameter.shape)
+        return weight
 
     def _grouping_of(self, name: str, parameter: Tensor) -> Grouping | None:
         asked_for = isinstance(self.grouping, Mapping) and name in self.grouping
@@ -220,27 +186,37 @@ class RadialDirectionalPrior:
         return self.grouping if parameter.dim() > 1 else None
 
     @torch.no_grad()
-    def _make(self, name: str, parameter: Tensor, grouping: Grouping) -> _Tensor:
-        sites, sides, global_radius = TensorSites(name), [], parameter.new_ones(())
-        for side, part in zip(
-            SIDES[grouping], _split(parameter, len(SIDES[grouping])), strict=True
-        ):
+    def _make(self, name: str, parameter: Tensor, grouping: Grouping) -> dict[str, _Site]:
+        """Return the sites of a weight tensor, by name."""
+        names = TensorSites(name)
+        sides = SIDES[grouping]
+        made: list[_Site] = []
+        global_radius = parameter.new_ones(())
+        for side, part in zip(sides, _split(parameter, len(sides)), strict=True):
             groups = part if side == "row" else part.transpose(0, 1)
             norm, first = _polar(groups.flatten(1))
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
-            site = sites.direction(side)
-            direction = _Site(site, _direction_prior(first), first)
-            sides.append(
-                _Side(
-                    side == "column",
-                    direction,
-                    _radius(sites.local_radius(side), 1.0, norm / typical),
-                )
-            )
-        return _Tensor(
-            parameter, _radius(sites.global_radius, self.global_scale, global_radius), tuple(sides)
-        )
+            made.append(_Site(names.direction(side), _direction_prior(first), first))
+            made += _factors(names.local_radius(side), 1.0, norm / typical)
+        made += _factors(names.global_radius, self.global_scale, global_radius)
+        return {site.name: site for site in made}
+
+
+def _sample_radius(names: RadiusSites, sites: Mapping[str, _Site]) -> Tensor:
+    """Sample the factors of a half-Cauchy radius, and record the radius."""
+    gamma = sites[names.gamma]
+    radius = half_cauchy_value(gamma.sample(), sites[names.inverse_gamma].sample())
+    return pyro.deterministic(names.radius, radius, event_dim=gamma.first.dim())
+
+
+def _in_layout(groups: Tensor, side: Side, shape: torch.Size) -> Tensor:
+    """Return rows or columns ``[*draws, groups, n]`` in the layout of the parameter."""
+    draws = groups.shape[:-2]
+    if side == "row":
+        return groups.reshape(draws + shape)
+    columns = groups.reshape(*draws, shape[1], shape[0], *shape[2:])
+    return columns.transpose(len(draws), len(draws) + 1)
 
 
 def _direction_prior(first: Tensor) -> Any:
@@ -252,21 +228,19 @@ def _direction_prior(first: Tensor) -> Any:
     return to_like(each, first).expand((groups,)).to_event(1)
 
 
-def _radius(sites: RadiusSites, scale: float, first: Tensor) -> _Radius:
-    distributions: tuple[Any, Any] = half_cauchy_factors(first.new_tensor(scale))
+def _factors(names: RadiusSites, scale: float, first: Tensor) -> list[_Site]:
+    """Return the sites of the two factors of a half-Cauchy radius's square."""
+    gamma, inverse_gamma = half_cauchy_factors(first.new_tensor(scale))
     # The most probable factors, in log space, whose product is the squared radius.
     inverse = 1.0 + (first / scale).square()
-    gamma, inverse_gamma = (
-        _Site(name, distribution.expand(first.shape).to_event(first.dim()), value)
-        for name, distribution, value in zip(
-            sites[1:], distributions, (first.square() / inverse, inverse), strict=True
-        )
-    )
-    return _Radius(sites.radius, gamma, inverse_gamma)
+    return [
+        _Site.of(names.gamma, gamma, first.square() / inverse),
+        _Site.of(names.inverse_gamma, inverse_gamma, inverse),
+    ]
 
 
 def _split(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
-    """Tensors whose product, element by element, is the parameter, in equal shares."""
+    """Return tensors whose product, element by element, is the parameter, in equal shares."""
     if number == 1:
         return (parameter,)
     root = parameter.abs().sqrt()
@@ -274,7 +248,7 @@ def _split(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
 
 
 def _polar(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms and directions; a group of zeros gets a small norm and equal elements."""
+    """Return norms and directions; a group of zeros gets a small norm and equal elements."""
     norm = torch.linalg.vector_norm(groups, dim=-1)
     least = 1e-6 * torch.where(norm.max() > 0, norm.max(), 1.0)
     anywhere = torch.full_like(groups, groups.shape[-1] ** -0.5)
