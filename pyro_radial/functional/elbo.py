@@ -127,7 +127,7 @@ class FunctionalELBO(TermsELBO):
         self._structures: dict[tuple[object, ...], Structure] = {}
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The divergence of the functions with the KLs of the other sites, and the KLs of the weights."""
+        """Return the divergence of the functions with the KLs of the other sites, and the KLs of the weights."""
         x = _inputs(run.args)
         values = self._values(run.model_trace, len(x))
         functions: Tensor | GuideProcess = values
@@ -155,7 +155,7 @@ class FunctionalELBO(TermsELBO):
         return kls, self._site_kls(run, lambda name: name not in beside)
 
     def _further_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
-        """The measurement points of a batch, or a ValueError for points that do not fit."""
+        """Return the measurement points of a batch, or raise a ValueError for points that do not fit."""
         further = measurement_points(x)
         if not isinstance(further, Tensor) or further.shape[1:] != x.shape[1:]:
             got = list(further.shape[1:]) if isinstance(further, Tensor) else type(further).__name__
@@ -169,7 +169,7 @@ class FunctionalELBO(TermsELBO):
     def _with_further(
         self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, run: Run
     ) -> tuple[Tensor | GuideProcess, Tensor]:
-        """The functions at all points of comparison, and these points."""
+        """Return the functions at all points of comparison, and these points."""
         alone = self.compare_at == "measurement_points"
         points = further if alone else torch.cat([x, further])
         if isinstance(functions, GuideProcess):
@@ -179,7 +179,7 @@ class FunctionalELBO(TermsELBO):
         return there if alone else torch.cat([functions, there], 1), points
 
     def _values(self, trace: Trace, num_points: int) -> Tensor:
-        """The function values of a run, ``[S, N, O]``."""
+        """Return the function values of a run, ``[S, N, O]``."""
         site = self.function_site
         if site not in trace.nodes:
             raise ValueError(
@@ -199,7 +199,7 @@ class FunctionalELBO(TermsELBO):
         return value.reshape(self.num_particles, num_points, -1)
 
     def _divergence(self, functions: Any, points: Tensor) -> DivergenceEstimate:
-        """The divergence; drawn functions get the noise of the prior's function values."""
+        """Return the divergence; drawn functions get the noise of the prior's function values."""
         if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
         try:
@@ -215,7 +215,7 @@ class FunctionalELBO(TermsELBO):
     def _sites_beside_function(
         self, run: Run, x: Tensor, functions: Tensor | GuideProcess
     ) -> frozenset[str]:
-        """The sites of the guide that have a KL of their own.
+        """Return the sites of the guide that have a KL of their own.
 
         These are the latent sites of the model that no function value depends on, and the auxiliary sites that lead to
         them. An auxiliary site that leads to a weight is part of the function, and the divergence knows its density.
@@ -242,7 +242,7 @@ class FunctionalELBO(TermsELBO):
         return frozenset(others)
 
     def _sites_of_function(self, run: Run, x: Tensor) -> frozenset[str]:
-        """The latent sites that the function values depend on, found by a gradient."""
+        """Return the latent sites that the function values depend on, found by a gradient."""
         trace = run.guide_trace.copy()
         leaves = {}
         for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items():

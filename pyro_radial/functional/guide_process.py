@@ -51,23 +51,23 @@ class GuideProcess:
         self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each function value, ``[N, O]``; the function must depend on sites with moments."""
+        """Return mean and variance of each function value, ``[N, O]``; the sites it depends on must have moments."""
         with evaluating(self._model):
             return self._linearization.marginals(x)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64."""
+        """Return mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64."""
         with evaluating(self._model):
             return self._linearization.moments(x)
 
     def sites(self, x: Tensor) -> frozenset[str]:
-        """The sites that the function depends on."""
+        """Return the sites that the function depends on."""
         with evaluating(self._model):
             return frozenset(self._linearization.structure(x).sites)
 
 
 def _posterior(name: str, site: Any, guide_trace: Trace) -> Any:
-    """The distribution of a site in a guide, before a plate of particles; None if it is unknown."""
+    """Return the distribution of a site in a guide, before a plate of particles; None if it is unknown."""
     if name not in guide_trace:
         return None
     distribution = own_distribution(guide_trace.nodes[name])
@@ -94,7 +94,7 @@ class _Vector(NamedTuple):
 def _joint_posteriors(
     model_trace: Trace, guide_trace: Trace
 ) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
-    """The means of sites that a guide draws together, by name, and their covariance.
+    """Yield the means of sites that a guide draws together, by name, and their covariance.
 
     A guide such as Pyro's ``AutoMultivariateNormal`` draws one normal vector at an auxiliary site and then puts its
     parts, in order, at the other sites. Constrained sites have no moments here.
@@ -110,7 +110,7 @@ def _joint_posteriors(
 
 
 def _vector(site: Any) -> _Vector | None:
-    """The vector that an auxiliary site draws, or None if it draws something else."""
+    """Return the vector that an auxiliary site draws, or None if it draws something else."""
     distribution: Any = own_distribution(site)
     if len(distribution.event_shape) != 1 or distribution.batch_shape.numel() != 1:
         return None
@@ -134,7 +134,7 @@ def _vector(site: Any) -> _Vector | None:
 def _parts(
     vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_trace: Trace
 ) -> dict[str, slice]:
-    """Which elements of the vector are at which site, unchanged."""
+    """Return which elements of the vector are at which site, unchanged."""
     parts = {}
     start = 0
     for name in names:
@@ -155,7 +155,7 @@ def _parts(
 def _moments_of_parts(
     vector: _Vector, parts: dict[str, slice], model_trace: Trace
 ) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
-    """All parts together, or each by itself if they are independent."""
+    """Yield the moments of all parts together, or of each by itself if they are independent."""
     like: Any = model_trace.nodes[next(iter(parts))]["value"]
     factor = None if vector.factor is None else vector.factor.to(like.dtype)
     vector = vector._replace(

@@ -46,7 +46,7 @@ class GaussianScore:
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
-        """The estimated score ``[T, K]``."""
+        """Return the estimated score ``[T, K]``."""
         white = _whiten(samples, at)
         return white.score(_gaussian_score(white, white.at, at is None), samples)
 
@@ -83,7 +83,7 @@ class SteinScore:
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
-        """The estimated score ``[T, K]``."""
+        """Return the estimated score ``[T, K]``."""
         white = _whiten(samples, at)
         width = _median_distance(white.samples)
         eta = self.ridge * len(samples)
@@ -121,13 +121,13 @@ class _White(NamedTuple):
 
 
 def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
-    """The score of the draws' normal distribution in white coordinates, corrected as :class:`GaussianScore` says."""
+    """Return the score of the draws' normal distribution, white, and corrected as :class:`GaussianScore` says."""
     num_samples, dim = white.samples.shape
     return -values * (num_samples if at_samples else num_samples - dim - 2) / (num_samples - 1)
 
 
 def _kernel_and_slope(z: Tensor, samples: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    """The Gaussian kernel ``[T, S]``, and its gradient in the draws, summed over them, ``[T, K]``."""
+    """Return the Gaussian kernel ``[T, S]``, and its gradient in the draws, summed over them, ``[T, K]``."""
     distance = z.square().sum(-1, keepdim=True) + samples.square().sum(-1) - 2.0 * z @ samples.mT
     kernel = (-0.5 * distance.clamp_min(0.0) / width**2).exp()
     return kernel, (z * kernel.sum(-1, keepdim=True) - kernel @ samples) / width**2

@@ -320,10 +320,8 @@ def check_fixed(
     known = bnn.skeleton.state_dict()
     others = []
     for name, tensor in tensors.items():
-        fits = name in sites or name in known
-        if name in own and name not in sites:
-            fits = torch.equal(own[name], tensor.to(own[name]))
-        if not fits:
+        fits = torch.equal(own[name], tensor.to(own[name])) if name in own else name in known
+        if name not in sites and not fits:
             others.append(name)
     if others:
         raise ValueError(
@@ -406,7 +404,7 @@ def keeping_buffers(*modules: object) -> Iterator[None]:
 
 
 def place_below(root: nn.Module, name: str) -> tuple[Any, str]:
-    """The module that holds the tensor of a dotted name, made in the class of the root if needed, and its last part."""
+    """Return the module that holds a tensor by its dotted name, of the root's class if it is new, and the last part."""
     *path, leaf = name.split(".")
     owner = root
     for part in path:
@@ -440,7 +438,7 @@ class _OwnTensors:
                 self._fixed[name] = owner, leaf
 
     def trained(self) -> dict[str, Tensor]:
-        """The trained parameters by name; reading them makes their ``param`` statements."""
+        """Return the trained parameters by name; reading them makes their ``param`` statements."""
         if not pyro.settings.get("module_local_params"):
             for owner, leaf in self._trained.values():
                 _adopt_stored_value(owner, leaf)
@@ -469,5 +467,5 @@ def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
 
 
 def _own_copy(tensor: Tensor) -> Tensor:
-    """A detached copy, contiguous, since Pyro's store keeps a copy of any other tensor and would train that one."""
+    """Return a detached, contiguous copy: Pyro's store keeps a copy of any other tensor, and would train that one."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -155,7 +155,7 @@ class FunctionalNet:
                 return outputs
 
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """A plain network around the given tensors, ties kept, in the mode of the skeleton."""
+        """Return a plain network around the given tensors, ties kept, in the mode of the skeleton."""
         twins = (*self.skeleton.named_parameters(), *self.skeleton.named_buffers())
         return copy.deepcopy(self.skeleton, {id(twin): tensors[name] for name, twin in twins})
 
@@ -227,7 +227,7 @@ def loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
 
 
 def _tensors(output: object) -> tuple[Tensor, ...]:
-    """The tensors in the output of a network, whose other leaves must be plain data."""
+    """Return the tensors in the output of a network, whose other leaves must be plain data."""
     tensors = []
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor):
@@ -241,7 +241,7 @@ def _tensors(output: object) -> tuple[Tensor, ...]:
 
 
 def _with_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
-    """The same output with other tensors."""
+    """Return the same output with other tensors."""
     remaining = iter(tensors)
     return tree_map_only(Tensor, lambda _: next(remaining), output)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def parameter_names(place: str) -> tuple[str, str]:
-    """The names of the weight and the bias of the layer at a place in the network."""
+    """Return the names of the weight and the bias of the layer at a place in the network."""
     prefix = f"{place}." if place else ""
     return f"{prefix}weight", f"{prefix}bias"
 

@@ -41,7 +41,7 @@ TARGET: Any = {"is_target": True}
 
 
 def is_target(site: Mapping[str, Any]) -> bool:
-    """Whether a site holds the targets of a likelihood, observed or not; guides have no such site."""
+    """Return whether a site holds the targets of a likelihood, observed or not; guides have no such site."""
     return bool(site["infer"] and site["infer"].get("is_target", False))
 
 
@@ -145,7 +145,7 @@ class Likelihood(UniquelyNamed):
         raise NotImplementedError
 
     def inverse_link(self, f: Tensor) -> Tensor:
-        """The mean of the targets for outputs ``[..., B, *outputs]``; for classes, their probabilities."""
+        """Return the mean of the targets for outputs ``[..., B, *outputs]``; for classes, their probabilities."""
         raise NotImplementedError
 
     def noise(self, f: Tensor) -> dict[str, Tensor]:
@@ -157,7 +157,7 @@ class Likelihood(UniquelyNamed):
         return {}
 
     def predictive_entropy(self, mean: Tensor) -> Tensor:
-        """The entropy of the discrete distribution with the given mean, in nats, summed over the outputs.
+        """Return the entropy of the discrete distribution with the given mean, in nats, summed over the outputs.
 
         :param torch.Tensor mean: an average of :meth:`inverse_link` over draws, ``[..., N, *outputs]``.
         :returns: a tensor ``[..., N]``.
@@ -169,7 +169,7 @@ class Likelihood(UniquelyNamed):
         )
 
     def target_shape(self, f: Tensor) -> torch.Size:
-        """The shape that targets must have, ``[B, *target]``."""
+        """Return the shape that targets must have, ``[B, *target]``."""
         return f.shape[f.dim() - 1 - self.event_dim :]
 
     def function_values(self, f: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class Likelihood(UniquelyNamed):
             )
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
-        """The targets in the dtype and shape of this distribution, or a ValueError that names ``y``."""
+        """Return the targets in the dtype and shape of this distribution, or raise a ValueError that names ``y``."""
         self.check_target_dtype(y)
         wanted = self.target_shape(f)
         if y.shape == wanted[:-1] and wanted[1:] == (1,):
@@ -206,7 +206,7 @@ class Likelihood(UniquelyNamed):
         return y.to(f.dtype)
 
     def _of_sequences(self, f: Tensor, y: Tensor) -> str:
-        """What to do if the first dim of an output may be that of the data, and all others one data point's."""
+        """Say what to do if the first dim of an output may be that of the data, and all others one data point's."""
         wanted = f.dim() - 1
         if self.event_dim >= wanted or y.shape[:1] != f.shape[:1]:
             return ""
@@ -240,11 +240,11 @@ class Categorical(Likelihood):
     min_event_dim = 1
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The categorical distribution with logits ``f``."""
+        """Return the categorical distribution with logits ``f``."""
         return dist.Categorical(logits=f).to_event(self.event_dim - 1)
 
     def inverse_link(self, f: Tensor) -> Tensor:
-        """The probabilities of the classes."""
+        """Return the probabilities of the classes."""
         return f.softmax(-1)
 
     def predictive_entropy(self, mean: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ class Categorical(Likelihood):
         return super().target_shape(f)[:-1]
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
-        """The labels, or a ValueError that names ``y``."""
+        """Return the labels, or raise a ValueError that names ``y``."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise ValueError(
                 f"y must hold integer labels for site 'y', got {y.dtype}{self._of_one_hot(f, y)}"
@@ -305,7 +305,7 @@ class MaskedCategorical(Categorical):
     """
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The categorical distribution with logits ``f``, and a log density of zero at -100."""
+        """Return the categorical distribution with logits ``f``, and a log density of zero at -100."""
         return _MaskedCategorical(logits=f, validate_args=False).to_event(self.event_dim - 1)
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
@@ -336,11 +336,11 @@ class Bernoulli(Likelihood):
     is_discrete = True
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The Bernoulli distribution with logits ``f``."""
+        """Return the Bernoulli distribution with logits ``f``."""
         return dist.Bernoulli(logits=f).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
-        """The probability of a one."""
+        """Return the probability of a one."""
         return f.sigmoid()
 
     def predictive_entropy(self, mean: Tensor) -> Tensor:
@@ -410,7 +410,7 @@ class Gaussian(Likelihood):
             self.scale = first
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
+        """Return the normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
         return dist.Normal(f, self._of_outputs(noise["scale"])).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
@@ -419,7 +419,7 @@ class Gaussian(Likelihood):
 
     @pyro_method
     def noise(self, f: Tensor) -> dict[str, Tensor]:
-        """The standard deviation as ``scale``, of shape ``()`` or that of the draws."""
+        """Return the standard deviation as ``scale``, of shape ``()`` or that of the draws."""
         if self.precision_prior is not None:
             scale = pyro.sample("precision", self.precision_prior(f)).rsqrt()
         elif isinstance(self.scale, float):
@@ -447,7 +447,7 @@ class MaskedGaussian(Gaussian):
     """
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The normal distribution around ``f``, with a log density of zero at NaN."""
+        """Return the normal distribution around ``f``, with a log density of zero at NaN."""
         scale = self._of_outputs(noise["scale"])
         return _MaskedNormal(f, scale, validate_args=False).to_event(self.event_dim)
 
@@ -493,13 +493,13 @@ class HeteroscedasticGaussian(Likelihood):
         self.floor = positive_float("floor", floor)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The normal distribution with the locations and scales in ``f``."""
+        """Return the normal distribution with the locations and scales in ``f``."""
         loc, raw = f.chunk(2, -1)
         scale = torch.nn.functional.softplus(raw) + self.floor
         return dist.Normal(loc, scale).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
-        """The locations, ``[..., K]``."""
+        """Return the locations, ``[..., K]``."""
         return f.chunk(2, -1)[0]
 
     def target_shape(self, f: Tensor) -> torch.Size:
@@ -530,11 +530,11 @@ class Poisson(Likelihood):
     """
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The Poisson distribution with log rate ``f``."""
+        """Return the Poisson distribution with log rate ``f``."""
         return dist.Poisson(f.exp()).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
-        """The rate."""
+        """Return the rate."""
         return f.exp()
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
@@ -566,7 +566,7 @@ def _sum_last(values: Tensor, dims: int) -> Tensor:
 
 
 def full_precision(f: Tensor) -> Tensor:
-    """A network's output in float32 under autocast, where densities need it as torch's own losses do."""
+    """Return a network's output in float32 under autocast, where densities need it as torch's own losses do."""
     short = torch.is_autocast_enabled(f.device.type) and f.dtype in (torch.float16, torch.bfloat16)
     return f.float() if short else f
 

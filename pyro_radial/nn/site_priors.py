@@ -39,7 +39,7 @@ class ParameterPrior(Protocol):
 
 
 def site_priors(prior: Any, parameters: Mapping[str, Tensor]) -> dict[str, TorchDistributionMixin]:
-    """One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``."""
+    """Return a distribution for each site, in the parameter's dtype, on its device, with its shape as event shape."""
     if isinstance(prior, Mapping):
         if missing := [name for name in parameters if name not in prior]:
             raise ValueError(
@@ -69,7 +69,7 @@ def _of_shape(
 
 
 def expands_in_place(prior: Any) -> bool:
-    """Whether ``expand``, which plates call, changes the distribution itself, as Pyro's default does."""
+    """Return whether ``expand``, which plates call, changes the distribution itself, as Pyro's default does."""
     while not isinstance(prior, ExpandedDistribution):
         if not hasattr(prior, "base_dist"):
             return False
@@ -106,7 +106,7 @@ class Following:
         self._for: tuple[torch.device, torch.dtype] | None = None
 
     def __call__(self, like: Tensor) -> TorchDistributionMixin:
-        """The distribution on the device and in the dtype of ``like``."""
+        """Return the distribution on the device and in the dtype of ``like``."""
         if self._for != (like.device, like.dtype):
             self._moved = to_like(self.prior, like)
             self._for = like.device, like.dtype
@@ -148,11 +148,10 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
         raise ValueError(
             f"select must be a valid regular expression, got {select!r} ({error})"
         ) from error
-    selected = {
-        name: parameter for name, parameter in net.named_parameters() if chosen(name, parameter)
-    }
+    parameters = dict(net.named_parameters())
+    selected = {name: p for name, p in parameters.items() if chosen(name, p)}
     if not selected:
-        names = [name for name, _ in net.named_parameters()]
+        names = list(parameters)
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         frozen = "; all are frozen or belong to normalization layers" if select is None else ""
         raise ValueError(
@@ -173,6 +172,8 @@ def _matcher(net: nn.Module, select: Select) -> Callable[[str, nn.Parameter], bo
         return lambda name, parameter: pattern.search(name) is not None
     if select is not None:
         return select
-    norms = (module for module in net.modules() if isinstance(module, NORM_LAYERS))
-    left_out = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+    left_out: set[int] = set()
+    for module in net.modules():
+        if isinstance(module, NORM_LAYERS):
+            left_out.update(map(id, module.parameters(recurse=False)))
     return lambda name, parameter: parameter.requires_grad and id(parameter) not in left_out

@@ -143,17 +143,17 @@ def inputs_of(x: object) -> Arguments:
 
 
 def for_likelihood(f: object, likelihood: object) -> Any:
-    """The part of a network's output that a likelihood takes: the logits, if they are named; else all."""
+    """Return the part of a network's output that a likelihood takes: the logits, if they are named; else all."""
     return getattr(f, "logits", f) if isinstance(likelihood, Likelihood) else f
 
 
 def _has_targets(x: object = None, y: object = None) -> bool:
-    """Whether a call has targets, as that of a loss does."""
+    """Return whether a call has targets, as that of a loss does."""
     return y is not None
 
 
 def own_names(likelihood: object) -> set[str]:
-    """The names that a likelihood gives to sites and its plate."""
+    """Return the names that a likelihood gives to sites and its plate."""
     if isinstance(likelihood, NamedLikelihoods):
         names: set[str] = set()
         for name, part in likelihood.by_name.items():
@@ -178,7 +178,7 @@ def _described(x: object) -> str:
 
 
 def _where(error: Exception) -> str:
-    """The innermost layer of the network that an error comes from, by its name in the network."""
+    """Return the innermost layer of the network that an error comes from, by its name in the network."""
     names: dict[nn.Module, str] = {}
     found = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -220,13 +220,10 @@ class ModelNetwork:
         self.bnn: BayesianModule = entry if isinstance(entry, BayesianModule) else entry.bnn  # type: ignore[assignment]
         #: The distribution of the targets, or None.
         self.likelihood: Any = getattr(entry, "likelihood", None)
+        #: For each argument of the likelihood's ``observation`` besides ``f``, the site that records it.
+        self.noise_sites: dict[str, str] = getattr(self.likelihood, "noise_sites", {})
         for module in (self.bnn, *modules_of(Likelihood, self.likelihood)):
             module.check_store()
-
-    @property
-    def noise_sites(self) -> dict[str, str]:
-        """For each argument of the likelihood's ``observation`` besides ``f``, the site that records it."""
-        return getattr(self.likelihood, "noise_sites", {})
 
     @property
     def sites(self) -> set[str]:
@@ -239,7 +236,7 @@ class ModelNetwork:
             return self.bnn.sample_parameters()
 
     def draw(self, drawn: Trace) -> NetworkDraw:
-        """The parameters and the noise for a draw of the guide; other sites are drawn from the model's priors."""
+        """Return parameters and noise for a draw of the guide; other sites are drawn from the model's priors."""
         with poutine.trace() as capture, poutine.replay(trace=drawn), self._priors():
             parameters = self.bnn.sample_parameters()
             if self.noise_sites:
@@ -251,7 +248,7 @@ class ModelNetwork:
         return NetworkDraw(self.bnn.one_value_each(parameters), noise, capture.trace)
 
     def drawn_parameters(self, drawn: Trace) -> dict[str, Tensor] | None:
-        """The parameters that a draw of the guide holds, or None if it does not hold all of them."""
+        """Return the parameters that a draw of the guide holds, or None if it does not hold all of them."""
         if self.noise_sites or not self.bnn.has_plain_sites:
             return None
         in_use = self.bnn.sites_in_use
@@ -261,14 +258,14 @@ class ModelNetwork:
         return values if len(values) == len(in_use) else None
 
     def __call__(self, x: object, parameters: Mapping[str, Tensor]) -> Any:
-        """The model's function at given values of the random parameters: the network's output."""
+        """Return the model's function at given values of the random parameters: the network's output."""
         if isinstance(self._entry, SupervisedModel):
             return self._entry.likelihood.function_values(self._entry.output(x, parameters))
         args, kwargs = inputs_of(x)
         return self.bnn.at(parameters, *args, **kwargs)
 
     def copy_of_function(self) -> Callable[[object, Mapping[str, Tensor]], Any]:
-        """The function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
+        """Return the function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
         functional = self.bnn.computation()
         fixed = self.bnn.fixed_tensors()
 
@@ -324,7 +321,7 @@ def network_of(model: object) -> ModelNetwork:
 
 
 def _runs_as(module: object, cls: type[nn.Module]) -> bool:
-    """Whether calling a module does what the class does: nothing is overridden, and there are no hooks."""
+    """Return whether calling a module does what the class does: nothing is overridden, and there are no hooks."""
     if not isinstance(module, cls) or "forward" in vars(module) or has_hooks(module):
         return False
     methods = ("__call__", "forward", *METHODS.get(cls, ()))

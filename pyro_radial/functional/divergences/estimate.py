@@ -30,15 +30,15 @@ class Process(Protocol):
     """A distribution of functions with known moments."""
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each function value, ``[N, O]``."""
+        """Return mean and variance of each function value, ``[N, O]``."""
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances of each output over points, ``[O, N, N]``."""
+        """Return mean ``[N, O]`` and covariances of each output over points, ``[O, N, N]``."""
 
 
 class ProcessDivergence:
     """Base class of divergences that take a process instead of draws: ``divergence(process, x, prior)``."""
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
-        """The divergence of the process from the prior at points ``[N, ...]``."""
+        """Return the divergence of the process from the prior at points ``[N, ...]``."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__(process, x, prior)")

@@ -73,7 +73,7 @@ class GaussianKL:
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
-        """The divergence, as a surrogate and a value."""
+        """Return the divergence, as a surrogate and a value."""
         check_values(f, x)
         check_prior(prior)
         q = sampled_moments("f", f, self.factorize)
@@ -82,7 +82,7 @@ class GaussianKL:
         return DivergenceEstimate(divergence, divergence.detach())
 
     def _kl(self, q: Moments, p: Moments, num_points: int) -> Tensor:
-        """The divergence of each block."""
+        """Return the divergence of each block."""
         if q.num_samples is not None and q.num_samples < q.dim + 1:
             raise ValueError(
                 f"f must be at least {q.dim + 1} draws, one more than the {q.dim} values that are compared jointly, "
@@ -135,15 +135,13 @@ class RegularizedKL(GaussianKL):
 
     def _kl(self, q: Moments, p: Moments, num_points: int) -> Tensor:
         noise = self.gamma * num_points
-        factors = [
-            torch.linalg.cholesky_ex(with_diagonal(moments.covariance, noise)).L
-            for moments in (q, p)
-        ]
-        return normal_kl(q, factors[0], p, factors[1], noise)
+        factor_q = torch.linalg.cholesky_ex(with_diagonal(q.covariance, noise)).L
+        factor_p = torch.linalg.cholesky_ex(with_diagonal(p.covariance, noise)).L
+        return normal_kl(q, factor_q, p, factor_p, noise)
 
 
 def sampled_moments(argument: str, f: Tensor, factorize: bool) -> Moments:
-    """The moments of draws ``[S, N, O]``: one block of values for each output if factorized, else one block of all."""
+    """Return the moments of draws ``[S, N, O]``: a block of values for each output if factorized, else one block."""
     if len(f) < 2:
         raise ValueError(f"{argument} must be at least two draws, got {len(f)}")
     by_output = f.double().permute(2, 0, 1)
@@ -163,7 +161,7 @@ def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> Moments:
 def moments_of_prior(
     prior: FunctionPrior, x: Tensor, num_outputs: int, factorize: bool, num_prior_samples: int
 ) -> Moments:
-    """The moments of a Gaussian prior, or of draws of another one."""
+    """Return the moments of a Gaussian prior, or of draws of another one."""
     try:
         return known_moments(*prior.moments(x, num_outputs), factorize)
     except NotImplementedError:
@@ -183,14 +181,15 @@ def check_enough_of_prior(p: Moments) -> None:
 def normal_kl(
     q: Moments, factor_q: Tensor, p: Moments, factor_p: Tensor, noise: float = 0.0
 ) -> Tensor:
-    """The KL divergence of each block, ``[B]``, corrected for sampled moments.
+    """Return the KL divergence of each block, ``[B]``, corrected for sampled moments.
 
     The values of both have independent noise of a variance, which only the Cholesky factors contain.
     """
     inverse = torch.cholesky_inverse(factor_p)
     constant: Tensor | float = 0.0
     spread_of_mean = 0.0
-    log_det_p, log_det_q = _log_det(factor_p), _log_det(factor_q)
+    log_det_p = _log_det(factor_p)
+    log_det_q = _log_det(factor_q)
     if q.num_samples is not None:
         spread_of_mean = 1.0 / q.num_samples
         explained = _trace_of_product(torch.cholesky_inverse(factor_q), q)
@@ -208,7 +207,7 @@ def normal_kl(
 
 
 def _mean_log_det_error(num_samples: int, dim: Tensor) -> Tensor:
-    r"""The expected error of the log-determinant of a sampled covariance of normal draws, at most zero.
+    r"""Return the expected error of the log-determinant of a sampled covariance of normal draws, at most zero.
 
     The sum of :math:`\psi((\nu - i) / 2)` over i from 0 to d - 1 by its antiderivative, so that d can be any number.
     """
@@ -223,7 +222,7 @@ def _sum_of_digamma(z: Tensor) -> Tensor:
 
 
 def _unbiased_inverse(inverse: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
-    """The inverse of a sampled covariance, corrected to the first order with noise, and unbiased without."""
+    """Return the inverse of a sampled covariance, corrected to the first order with noise, and unbiased without."""
     share = inverse @ covariance
     trace = share.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     return inverse - (share @ share + trace * share) @ inverse / (num_samples - 1)

@@ -66,7 +66,7 @@ class LinearizedKL(ProcessDivergence):
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
-        """The divergence, as a surrogate and a value in the dtype of the points."""
+        """Return the divergence, as a surrogate and a value in the dtype of the points."""
         check_points(x)
         check_prior(prior)
         if not hasattr(process, "moments"):

@@ -53,7 +53,7 @@ class SteinKL:
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
-        """The surrogate; the value is None."""
+        """Return the surrogate; the value is None."""
         check_values(f, x)
         check_prior(prior)
         values = f.detach().double()

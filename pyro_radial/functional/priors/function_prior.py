@@ -62,7 +62,9 @@ class FunctionPrior(nn.Module):
         return values.to(x.dtype)
 
     def moments(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances ``[O, N, N]`` of a Gaussian prior, in float64; outputs are independent.
+        """Return mean ``[N, O]`` and covariances ``[O, N, N]`` of a Gaussian prior, in float64.
+
+        Outputs are independent.
 
         :raises NotImplementedError: for a prior that is not Gaussian.
         """
@@ -71,7 +73,7 @@ class FunctionPrior(nn.Module):
         )
 
     def marginals(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each function value of a Gaussian prior, ``[N, O]``, in float64.
+        """Return mean and variance of each function value of a Gaussian prior, ``[N, O]``, in float64.
 
         :raises NotImplementedError: for a prior that is not Gaussian.
         """
@@ -79,7 +81,7 @@ class FunctionPrior(nn.Module):
         return mean, covariance.diagonal(dim1=-2, dim2=-1).mT
 
     def score(self, f: Tensor, x: Tensor) -> Tensor:
-        """The gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.
+        """Return the gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.
 
         :raises NotImplementedError: for a prior without a known density.
         """
@@ -87,7 +89,7 @@ class FunctionPrior(nn.Module):
         return gaussian_score(f, *self.moments(x, f.shape[-1]), jitter=self.jitter)
 
     def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
-        """The log-density of function values ``[S, N, O]``, jointly over points and outputs, ``[S]``, in their dtype.
+        """Return the log-density of function values ``[S, N, O]``, jointly over points and outputs, ``[S]``.
 
         :raises NotImplementedError: for a prior without a known density.
         """
@@ -167,7 +169,7 @@ def check_prior(prior: FunctionPrior) -> None:
 
 
 def moments_of(prior: FunctionPrior, points: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
-    """The moments of a prior, or a ValueError for one without."""
+    """Return the moments of a prior, or raise a ValueError for one without."""
     try:
         return prior.moments(points, num_outputs)
     except NotImplementedError as error:

@@ -111,7 +111,7 @@ class GaussianProcess(FunctionPrior):
         return kernels[0] if self._one_for_all else kernels
 
     def moments(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances ``[O, N, N]`` in float64, noise included, differentiable in ``x``.
+        """Return mean ``[N, O]`` and covariances ``[O, N, N]`` in float64, noise included, differentiable in ``x``.
 
         :raises ValueError: naming the argument that does not fit.
         """
@@ -119,7 +119,9 @@ class GaussianProcess(FunctionPrior):
         return mean, with_diagonal(covariance, self.noise**2).expand(num_outputs, -1, -1)
 
     def log_marginal_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
-        r"""The log-density of observations, :math:`\log \mathcal N(y; m(X), k(X, X) + \mathrm{noise}_{obs}^2 I)`.
+        r"""Return the log-density of observations.
+
+        .. math:: \log \mathcal N(y; m(X), k(X, X) + \mathrm{noise}_{obs}^2 I)
 
         :param Tensor x: points ``[N, D]``.
         :param Tensor y: observations ``[N]`` or ``[N, O]``.
@@ -194,8 +196,7 @@ class GaussianProcess(FunctionPrior):
         if positive_count("num_points", num_points) < len(x):
             rows = torch.randperm(len(x), device=x.device)[:num_points]
             x, y = x[rows], y[rows]
-        named = dict(self.named_parameters())
-        parameters = [named[name] for name in self._fitted]
+        parameters = [self.get_parameter(name) for name in self._fitted]
         if not parameters:
             raise ValueError(
                 "kernel must have parameters to fit, got none; give a module whose parameters require a gradient"
@@ -237,7 +238,7 @@ class GaussianProcess(FunctionPrior):
         return torch.stack(history)
 
     def extra_repr(self) -> str:
-        """The noise, for printing."""
+        """Return the noise, for printing."""
         return f"noise={self.noise}"
 
     def _log_marginal_likelihood(self, x: Tensor, y: Tensor, observation_noise: Tensor) -> Tensor:
@@ -246,7 +247,7 @@ class GaussianProcess(FunctionPrior):
         return gaussian_log_prob(y.unsqueeze(0), mean, covariance, jitter=self.jitter).squeeze(0)
 
     def _prior_moments(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
-        """The moments without noise, with one covariance ``[1, N, N]`` if all outputs share it."""
+        """Return the moments without noise, with one covariance ``[1, N, N]`` if all outputs share it."""
         check_points(x)
         positive_count("num_outputs", num_outputs)
         if not self._one_for_all and num_outputs != len(self._kernels):
@@ -268,7 +269,7 @@ class _Covariance(nn.Module):
         self.function = _own_copy(function)
 
     def forward(self, points: Tensor) -> Tensor:
-        """Covariances ``[N, N]`` in float64 of points ``[N, D]``."""
+        """Return covariances ``[N, N]`` in float64 of points ``[N, D]``."""
         # Pyro's white noise kernel is zero between two sets of points.
         args = (points,) if isinstance(self.function, PyroKernel) else (points, points)
         try:
@@ -290,7 +291,7 @@ class _Covariance(nn.Module):
 
 
 def _mean_at(mean: float | Callable[[Tensor], Tensor], points: Tensor, num_outputs: int) -> Tensor:
-    """Mean values ``[N, O]`` in float64 at points ``[N, D]``."""
+    """Return mean values ``[N, O]`` in float64 at points ``[N, D]``."""
     if isinstance(mean, float):
         return points.new_full((len(points), num_outputs), mean)
     values = mean(points).double()
@@ -312,7 +313,7 @@ class _OwnParameters(nullcontext[None]):
 
 
 def _own_copy(function: object) -> Any:
-    """A copy in float64 of a module, or the function itself."""
+    """Return a copy in float64 of a module, or the function itself."""
     if not isinstance(function, nn.Module):
         return function
     function = copy.deepcopy(function).double()

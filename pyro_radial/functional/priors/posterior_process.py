@@ -99,25 +99,20 @@ class PosteriorProcess(FunctionPrior):
     @property
     def linearization(self) -> Linearization:
         """The linearized model, which shares the buffers."""
-        blocks = zip(self._blocks, self.covariances.buffers(), strict=True)
+        means = dict(zip(self._sites, self.means.buffers(), strict=True))
         factors = dict(zip(self._factored, self.factors.buffers(), strict=True))
-        return Linearization(
-            self.model,
-            dict(zip(self._sites, self.means.buffers(), strict=True)),
-            [
-                CovarianceBlock(sites, covariance, is_full, factors.get(place))
-                for place, ((sites, is_full), covariance) in enumerate(blocks)
-            ],
-            self.function_site,
-            self._structures,
-        )
+        blocks = []
+        for place, (sites, is_full) in enumerate(self._blocks):
+            covariance = self.covariances.get_buffer(str(place))
+            blocks.append(CovarianceBlock(sites, covariance, is_full, factors.get(place)))
+        return Linearization(self.model, means, blocks, self.function_site, self._structures)
 
     def train(self, mode: bool = True) -> "PosteriorProcess":
         """Keep the copy in evaluation mode."""
         return super().train(False)
 
     def marginals(self, x: Tensor, num_outputs: int | None = None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each function value, ``[N, O]``, in the network's dtype, differentiable in ``x``.
+        """Return mean and variance of each function value, ``[N, O]``, in the network's dtype, differentiable in ``x``.
 
         :param int num_outputs: O, by default the network's own.
         :raises ValueError: naming the argument that does not fit.
@@ -125,7 +120,7 @@ class PosteriorProcess(FunctionPrior):
         return self._of_function(Linearization.marginals, x, num_outputs)
 
     def moments(self, x: Tensor, num_outputs: int | None = None) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances ``[O, N, N]`` in float64, differentiable in ``x``.
+        """Return mean ``[N, O]`` and covariances ``[O, N, N]`` in float64, differentiable in ``x``.
 
         The arguments are those of :meth:`marginals`.
         """
@@ -151,7 +146,7 @@ class PosteriorProcess(FunctionPrior):
         return gaussian_condition(mean, covariance, y, y.new_tensor(noise).square())
 
     def extra_repr(self) -> str:
-        """The sites, for printing."""
+        """Return the sites, for printing."""
         return f"sites={self._sites}"
 
     def _of_function(
@@ -172,7 +167,7 @@ class PosteriorProcess(FunctionPrior):
 
 
 def _buffers(tensors: list[Tensor]) -> nn.Module:
-    """A module that holds copies of tensors, in order."""
+    """Return a module that holds copies of tensors, in order."""
     module = nn.Module()
     for place, tensor in enumerate(tensors):
         module.register_buffer(

@@ -162,7 +162,7 @@ def _owners(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | 
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether this is a linear layer, or a convolution with the patches that ``unfold`` gives."""
+    """Return whether this is a linear layer, or a convolution with the patches that ``unfold`` gives."""
     if type(module) is nn.Conv2d:
         return (
             module.groups == 1
@@ -173,6 +173,6 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _modules(function: SiteFunction, layers: Sequence[LinearLayer]) -> dict[str, nn.Module]:
-    """The layers by their places."""
+    """Return the layers by their places."""
     skeleton = modules_of(BayesianModule, function.model)[0].skeleton
     return {layer.place: skeleton.get_submodule(layer.place) for layer in layers}

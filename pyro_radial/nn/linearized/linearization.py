@@ -49,7 +49,7 @@ class CovarianceBlock(NamedTuple):
         return not self.is_full and self.factor is None
 
     def times(self, jacobian: Tensor) -> Tensor:
-        """The product of rows ``[..., P]`` and the covariance."""
+        """Return the product of rows ``[..., P]`` and the covariance."""
         if self.is_diagonal:
             return jacobian * self.covariance.flatten()
         if self.factor is not None:
@@ -59,7 +59,7 @@ class CovarianceBlock(NamedTuple):
         return (rows @ self.covariance).flatten(-self.covariance.dim())
 
     def between(self, jacobian: Tensor) -> Tensor:
-        """The covariances between rows ``[..., N, P]``, in float64."""
+        """Return the covariances between rows ``[..., N, P]``, in float64."""
         jacobian = jacobian.double()
         covariance = self.covariance.double()
         if self.is_full:
@@ -139,7 +139,7 @@ class Linearization:
         self._structures = {} if structures is None else structures
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each function value, ``[N, O]``, in the network's dtype.
+        """Return mean and variance of each function value, ``[N, O]``, in the network's dtype.
 
         :raises ValueError: for a function that cannot be differentiated, or that depends on a site without moments.
         """
@@ -151,7 +151,7 @@ class Linearization:
         )
 
     def joint_marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariance ``[N, O, O]`` of the outputs for each input, as :meth:`marginals`."""
+        """Return mean ``[N, O]`` and covariance ``[N, O, O]`` of the outputs for each input, as :meth:`marginals`."""
         return self._by_chunk(
             x,
             lambda jacobian, variance: (jacobian * variance.unsqueeze(1)) @ jacobian.mT,
@@ -159,7 +159,7 @@ class Linearization:
         )
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64, as :meth:`marginals`.
+        """Return mean ``[N, O]`` and covariances of each output over points, ``[O, N, N]``, in float64.
 
         The Jacobian of all N points is held at once: N O numbers for each weight.
         """
@@ -171,7 +171,7 @@ class Linearization:
         return mean.double(), total
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Values ``[N, O]`` and their Jacobian ``[N, O, P]`` in all sites, one after another, in the network's dtype.
+        """Return values ``[N, O]`` and their Jacobian ``[N, O, P]`` in all sites, in order, in the network's dtype.
 
         :raises ValueError: as :meth:`marginals`.
         """
@@ -202,7 +202,7 @@ class Linearization:
         of_term: Callable[[Tensor, Tensor], Tensor],
         of_block: Callable[[Tensor, CovarianceBlock], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """The mean, and the sum of what functions make of Jacobians and variances or covariances, by chunks of rows."""
+        """Return the mean, and the sum of what functions make of Jacobians and (co)variances, by chunks of rows."""
         structure = self.structure(x)
         means: list[Tensor] = []
         sums: list[Any] = []
@@ -297,7 +297,7 @@ def _differentiable() -> Iterator[None]:
 
 
 def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
-    """The same blocks, with one block instead of all diagonal ones: one product instead of many."""
+    """Return the same blocks, with one block instead of all diagonal ones: one product instead of many."""
     diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
         return list(blocks)

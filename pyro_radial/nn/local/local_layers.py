@@ -35,12 +35,10 @@ NOISE_PARTS = ("loc", "scale")
 
 
 class _NotLocalError(Exception):
-    """A call has found that the parameters of a layer, or of all layers if its name is empty, must be drawn."""
+    """A call has found that the parameters of a layer, or of all layers if its name is empty, must be drawn.
 
-    def __init__(self, layer: str, why: str) -> None:
-        super().__init__(layer, why)
-        self.layer = layer
-        self.why = why
+    Its arguments are the layer and the reason.
+    """
 
 
 class LocalLayers:
@@ -86,7 +84,8 @@ class LocalLayers:
                         _check_rows(output, len(split[0]), rows)
                         self._check_first_dim(rows, inputs)
             except _NotLocalError as error:
-                self._found[error.layer] = error.why
+                layer, why = error.args
+                self._found[layer] = why
             else:
                 self._say(reasons)
                 return output
@@ -111,7 +110,7 @@ class LocalLayers:
         _check_rows(output, 0, rows + 1)
 
     def _reasons_of(self, sites: Iterable[str]) -> dict[str, str]:
-        """The sites whose parameters must be drawn, and why."""
+        """Return the sites whose parameters must be drawn, and why."""
         for name, module in self._skeleton.named_modules():
             if isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None):
                 return dict.fromkeys(sites, f"batch norm '{name}' in train mode mixes rows")
@@ -235,7 +234,7 @@ class _Elsewhere(Tensor):
 
 
 def _reasons(skeleton: nn.Module) -> dict[str, str]:
-    """The sites whose parameters must always be drawn, and why."""
+    """Return the sites whose parameters must always be drawn, and why."""
     names: dict[int, list[str]] = {}
     for name, parameter in skeleton.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

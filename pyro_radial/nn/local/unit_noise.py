@@ -39,9 +39,8 @@ class UnitNoise:
 
     :param Tensor loc: the mean, ``[*draws, *shape]``.
     :param Tensor scale: the scales, of the same shape.
-    :param int radius_dim: the number of last dims that share one radius, if there are radii.
+    :param int radius_dim: the number of last dims that share one radius, at least 1 if there are radii.
     :param radius: a function that draws radii in a tensor's shape, dtype and device, or None for a standard normal.
-    :raises ValueError: for a radius that no dim shares.
 
     Example::
 
@@ -54,12 +53,6 @@ class UnitNoise:
     scale: Tensor
     radius_dim: int = 0
     radius: Callable[[Tensor], Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        if self.radius is not None and not 1 <= self.radius_dim <= self.loc.dim():
-            raise ValueError(
-                f"radius_dim must be from 1 to {self.loc.dim()}, the number of dims of loc, got {self.radius_dim}"
-            )
 
     def draw(self, shape: Sequence[int]) -> Tensor:
         """Draw values of the site, ``[*draws, *shape]``."""
@@ -194,7 +187,7 @@ def _mean(parameter: Parameter) -> Tensor | None:
 
 
 def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tensor:
-    """The standard deviation of each output for standard normal noise, at least the root of TINY."""
+    """Return the standard deviation of each output for standard normal noise, at least the root of TINY."""
     # In float32 at least: the squares of small scales underflow in short dtypes.
     wide = torch.promote_types(scale.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
@@ -205,7 +198,7 @@ def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tenso
 
 
 def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
-    """The output for noise that rows share, with own radii and random signs of inputs and outputs (Flipout)."""
+    """Return the output for noise that rows share, with own radii and random signs of inputs and outputs (Flipout)."""
     shape = weight.loc.shape
     rows = len(x)
     outputs = shape[0]
@@ -231,7 +224,7 @@ def _signs(rows: int, size: int, like: Tensor) -> Tensor:
 
 
 def _at_channels(layer: nn.Module, values: Tensor, dims: int) -> Tensor:
-    """Values ``[rows, channels]``, broadcast over all positions of an input or output."""
+    """Return values ``[rows, channels]``, broadcast over all positions of an input or output."""
     ones = (1,) * (dims - 2)
     rows, channels = values.shape
     return values.reshape(

@@ -38,7 +38,7 @@ class FanIn:
         self.bias_scale = positive_float("bias_scale", bias_scale)
 
     def __call__(self, name: str, parameter: Tensor) -> TorchDistributionMixin:
-        """The prior of one element of ``parameter``, of shape ``()``."""
+        """Return the prior of one element of ``parameter``, of shape ``()``."""
         if parameter.dim() < 2:
             return dist.Normal(0.0, self.bias_scale)
         return dist.Normal(0.0, self.gain / math.sqrt(math.prod(parameter.shape[1:])))

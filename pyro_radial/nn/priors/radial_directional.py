@@ -39,7 +39,7 @@ class RadiusSites(NamedTuple):
 
     @classmethod
     def of(cls, radius: str) -> "RadiusSites":
-        """The names for a deterministic site."""
+        """Return the names for a deterministic site."""
         return cls(radius, f"{radius}_gamma", f"{radius}_inverse_gamma")
 
 
@@ -54,16 +54,16 @@ class TensorSites(NamedTuple):
         return RadiusSites.of(self.parameter + _GLOBAL_RADIUS)
 
     def direction(self, side: Side) -> str:
-        """The directions of its rows or columns."""
+        """Return the directions of its rows or columns."""
         return f"{self.parameter}.{_PREFIXES[side]}direction"
 
     def local_radius(self, side: Side) -> RadiusSites:
-        """The radii of its rows or columns."""
+        """Return the radii of its rows or columns."""
         return RadiusSites.of(f"{self.parameter}.{_PREFIXES[side]}local_radius")
 
     @classmethod
     def with_global_radius(cls, site: str) -> "TensorSites | None":
-        """The tensor whose global radius has this gamma site; None for any other site."""
+        """Return the tensor whose global radius has this gamma site; None for any other site."""
         suffix = RadiusSites.of(_GLOBAL_RADIUS).gamma
         return cls(site.removesuffix(suffix)) if site.endswith(suffix) else None
 
@@ -143,7 +143,7 @@ class RadialDirectionalPrior:
 
     def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Raise a ValueError for a grouping of a parameter that is not among these."""
-        names = [name for name, _ in named_parameters]
+        names = list(dict(named_parameters))
         unknown = (
             []
             if isinstance(self.grouping, str)
@@ -220,7 +220,7 @@ def _in_layout(groups: Tensor, side: Side, shape: torch.Size) -> Tensor:
 
 
 def _direction_prior(first: Tensor) -> Any:
-    """The prior of directions ``[groups, n]``, or of the groups of one element, which have none."""
+    """Return the prior of directions ``[groups, n]``, or of the groups of one element, which have none."""
     groups, size = first.shape
     each: Any = (
         dist.Normal(0.0, 1.0).expand((1,)).to_event(1) if size == 1 else HypersphericalUniform(size)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_radial.distributions import HypersphericalUniform, RadialNormal
-from pyro_radial.nn.local.unit_noise import UnitNoise, half_normal, unit_noise
+from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 from tests.helpers.two_samples import assert_same_distribution
 
 NUM_DRAWS = 100_000
@@ -59,13 +59,6 @@ def test_a_radius_of_a_user_s_own_is_that_of_the_outputs(radius_dim, shape):
     drawn = (noise.loc + noise.scale * directions * radii) @ a
     assert_same_distribution(outputs_of(noise, a, NUM_DRAWS), drawn)
     assert_same_distribution(noise.draw((NUM_DRAWS, *shape)) @ a, drawn)
-
-
-def test_radii_need_a_dimension():
-    with pytest.raises(ValueError, match="radius_dim"):
-        UnitNoise(torch.zeros(3), torch.ones(3), 0, half_normal)
-    with pytest.raises(ValueError, match="radius_dim"):
-        UnitNoise(torch.zeros(3), torch.ones(3), 2, half_normal)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
