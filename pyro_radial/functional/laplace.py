@@ -289,13 +289,8 @@ def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
     if len(distinct) < num_outputs:
         pairs = pairs * num_outputs
     eigenvalues = torch.cat([values for values, _ in pairs])
-    columns = torch.zeros(
-        num_points, num_outputs, len(eigenvalues), dtype=torch.double, device=covariances.device
-    )
-    start = 0
-    for output, (values, vectors) in enumerate(pairs):
-        columns[:, output, start : start + len(values)] = vectors * values.sqrt()
-        start += len(values)
+    blocks = [vectors * values.sqrt() for values, vectors in pairs]
+    columns = torch.block_diag(*blocks).unflatten(0, (num_outputs, -1)).transpose(0, 1)
     order = eigenvalues.argsort(descending=True)[:rank]
     return columns[..., order[eigenvalues[order] > LEAST_EIGENVALUE * eigenvalues.max()]]
 

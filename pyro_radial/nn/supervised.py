@@ -298,10 +298,12 @@ def find_network(model: Any) -> ModelNetwork | None:
         wrappers.append(model)
         model = model.model
     if isinstance(model, SupervisedModel):
-        plain = _runs_as(model, SupervisedModel) and not has_hooks(model.likelihood)
-        parts = modules_of(Likelihood, model.likelihood)
-        plain = plain and all(_runs_as(part, Likelihood) for part in parts)
-        plain = plain and _runs_as(model.bnn, BayesianModule)
+        plain = (
+            _runs_as(model, SupervisedModel)
+            and _runs_as(model.bnn, BayesianModule)
+            and not has_hooks(model.likelihood)
+            and all(_runs_as(part, Likelihood) for part in modules_of(Likelihood, model.likelihood))
+        )
     else:
         plain = _runs_as(model, BayesianModule)
     return ModelNetwork(model, wrappers) if plain else None
