@@ -66,8 +66,9 @@ def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -
     membership = one_hot(torch.bucketize(confidence, edges), num_bins)
     count = membership.sum(0)
     # Sums instead of a matrix product, which a GPU may round to TensorFloat-32.
-    sums = [(membership * values[:, None]).sum(0) for values in (confidence, correct)]
-    return Reliability(confidence=sums[0] / count, accuracy=sums[1] / count, count=count)
+    sum_of_confidence = (membership * confidence[:, None]).sum(0)
+    num_correct = (membership * correct[:, None]).sum(0)
+    return Reliability(sum_of_confidence / count, num_correct / count, count)
 
 
 def expected_calibration_error(

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -57,7 +57,8 @@ class ConformalSets:
 
     def __post_init__(self) -> None:
         proper_fraction("level", self.level)
-        for threshold in self.threshold if isinstance(self.threshold, tuple) else [self.threshold]:
+        thresholds = self.threshold if isinstance(self.threshold, tuple) else [self.threshold]
+        for threshold in thresholds:
             check_number("threshold", threshold, math.isfinite, "a finite number")
         _check_score(self.score, CLASS_SCORES)
 
@@ -88,14 +89,10 @@ class ConformalSets:
         own = scores.gather(-1, labels[:, None]).squeeze(-1)
         if not check_flag("by_class", by_class):
             return cls(level, float(_threshold("labels", own, level)), score)
-        return cls(
-            level,
-            tuple(
-                float(_threshold(f"labels of class {k}", own[labels == k], level))
-                for k in range(scores.shape[-1])
-            ),
-            score,
-        )
+        thresholds = []
+        for k in range(scores.shape[-1]):
+            thresholds.append(float(_threshold(f"labels of class {k}", own[labels == k], level)))
+        return cls(level, tuple(thresholds), score)
 
     def __call__(self, probs: torch.Tensor | Prediction) -> torch.Tensor:
         """Return whether each class belongs to the set of each point, ``[N, K]``."""
@@ -163,11 +160,8 @@ class ConformalIntervals:
         check_types(Prediction, prediction=prediction)
         lower, upper, unit = _ends(prediction, proper_fraction("level", level), score)
         targets = real_targets("prediction", lower, targets)
-        return cls(
-            level,
-            _threshold("targets", torch.maximum(lower - targets, targets - upper) / unit, level),
-            score,
-        )
+        distances = torch.maximum(lower - targets, targets - upper) / unit
+        return cls(level, _threshold("targets", distances, level), score)
 
     def __call__(self, prediction: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the lower and the upper ends, ``[N, *target]`` each, in the units of the targets."""
@@ -177,15 +171,16 @@ class ConformalIntervals:
             raise ValueError(
                 f"prediction must have targets of shape {list(self.threshold.shape)}, got {list(lower.shape[1:])}"
             )
-        lower, upper = lower - self.threshold * unit, upper + self.threshold * unit
+        lower = lower - self.threshold * unit
+        upper = upper + self.threshold * unit
         center = 0.5 * (lower + upper)
         return torch.minimum(lower, center), torch.maximum(upper, center)
 
 
 def _ends(
     prediction: Prediction, level: float, score: str
-) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """The interval before its correction, and the unit of the correction."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
+    """Return the interval before its correction, and the unit of the correction."""
     if score == "quantile":
         lower, upper = prediction.quantiles([(1 - level) / 2, (1 + level) / 2])
         return lower, upper, 1.0
@@ -194,26 +189,29 @@ def _ends(
 
 
 def _sums_of_larger(probs: torch.Tensor) -> torch.Tensor:
-    """For each class the sum of its probability and those that are larger."""
+    """Return for each class the sum of its probability and those that are larger."""
     ordered, places = probs.sort(dim=-1, descending=True, stable=True)
     return torch.empty_like(probs).scatter_(-1, places, ordered.cumsum(-1))
 
 
 TARGET_SCORES = ("quantile", "normalized")
-CLASS_SCORES: dict[str, Any] = {"aps": _sums_of_larger, "lac": lambda probs: 1.0 - probs}
+CLASS_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "aps": _sums_of_larger,
+    "lac": lambda probs: 1.0 - probs,
+}
 
 
 def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:
-    """Class probabilities in float64."""
+    """Return class probabilities in float64."""
     values = probs.mean if isinstance(probs, Prediction) else probs
     check_types(torch.Tensor, probs=values)
-    return (
-        class_probabilities(values, torch.zeros(len(values), dtype=torch.long))[0].detach().double()
-    )
+    no_labels = torch.zeros(len(values), dtype=torch.long)
+    values, _ = class_probabilities(values, no_labels)
+    return values.detach().double()
 
 
 def _threshold(argument: str, scores: torch.Tensor, level: float) -> torch.Tensor:
-    """The least score that is no smaller than a share of these scores and a new one."""
+    """Return the least score that is no smaller than a share of these scores and a new one."""
     # Rounding must not ask for one more.
     rank = max(1, math.ceil((len(scores) + 1) * proper_fraction("level", level) - 1e-9))
     if rank > len(scores):
@@ -224,6 +222,6 @@ def _threshold(argument: str, scores: torch.Tensor, level: float) -> torch.Tenso
     return scores.kthvalue(rank, 0).values
 
 
-def _check_score(score: Any, known: Any) -> None:
+def _check_score(score: object, known: Collection[str]) -> None:
     if not isinstance(score, str) or score not in known:
         raise ValueError(f"score must be one of {', '.join(map(repr, known))}, got {score!r}")

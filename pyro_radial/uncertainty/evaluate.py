@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -53,9 +54,10 @@ class Evaluation:
 
     def __str__(self) -> str:
         width = max(map(len, self.scores))
-        return "\n".join(
-            f"{n:<{width}}  {v:9.4f} ± {self.errors[n]:.4f}" for n, v in self.scores.items()
-        )
+        lines = []
+        for name, value in self.scores.items():
+            lines.append(f"{name:<{width}}  {value:9.4f} ± {self.errors[name]:.4f}")
+        return "\n".join(lines)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw accuracy against confidence, or for real targets the calibration of quantiles.
@@ -140,53 +142,56 @@ def evaluate(
         )
     dtype = dtype_of(guide, model)
     x, y = Rows(test, "test", dtype).all()
-    inputs = [x] if ood is None else [x, as_inputs(ood, "ood", dtype)]
-    parts = [
-        predict(model, guide, each, num_samples, method=method, progress=progress)
-        for each in inputs
-    ]
+    other_x = None if ood is None else as_inputs(ood, "ood", dtype)
+    predicted = partial(
+        predict, model, guide, num_samples=num_samples, method=method, progress=progress
+    )
+    inside = predicted(x)
+    outside = None if other_x is None else predicted(other_x)
     if not isinstance(likelihood, NamedLikelihoods):
-        return _evaluation(parts, y, level)
-    likelihood.check_target(
-        {name: each.samples for name, each in parts[0].items()}, move(y, device_of(guide, model))
-    )
-    return Evaluations(
-        {
-            name: _evaluation([each[name] for each in parts], y[name], level, name)
-            for name in likelihood.by_name
-        }
-    )
+        return _evaluation(inside, outside, y, level)
+    samples = {name: prediction.samples for name, prediction in inside.items()}
+    likelihood.check_target(samples, move(y, device_of(guide, model)))
+    found = Evaluations()
+    for name in likelihood.by_name:
+        of_others = None if outside is None else outside[name]
+        found[name] = _evaluation(inside[name], of_others, y[name], level, name)
+    return found
 
 
 def _evaluation(
-    parts: list[Prediction], y: object, level: float, output: str | None = None
+    inside: Prediction,
+    outside: Prediction | None,
+    y: object,
+    level: float,
+    output: str | None = None,
 ) -> Evaluation:
-    """The scores of one output from the predictions of test inputs, and of others if they are given."""
-    samples = parts[0].samples
-    targets = held_numbers("test", y, device=samples.device)
+    """Compute the scores of one output from the predictions of test inputs, and of others if they are given."""
+    targets = held_numbers("test", y, device=inside.samples.device)
     if output is not None:
         there = split_missing(targets)[1].reshape(len(targets), -1).all(-1)
         if not bool(there.any()):
             raise ValueError(f"test must have targets of output {output!r}, got only missing ones")
-        targets, samples = targets[there], samples[:, there]
-        parts = [replace(parts[0], samples=samples), *parts[1:]]
-    targets = parts[0].likelihood.check_target(samples, targets)
-
-    event_dim = parts[0].likelihood.event_dim if _of_classes(parts[0]) else 1
-    if len(parts) > 1 and event_dim > 1:
-        raise ValueError(f"ood must be None for many labels per point (event_dim={event_dim})")
+        targets = targets[there]
+        inside = replace(inside, samples=inside.samples[:, there])
+    likelihood = inside.likelihood
+    targets = likelihood.check_target(inside.samples, targets)
+    of_classes = _of_classes(inside)
+    if outside is not None and of_classes and likelihood.event_dim > 1:
+        raise ValueError(
+            f"ood must be None for many labels per point (event_dim={likelihood.event_dim})"
+        )
 
     def scores(chosen: Tensor | slice) -> dict[str, float]:
-        inside, *outside = (_draws(part, chosen) for part in parts)
-        found = (
-            _of_labels(inside, targets)
-            if _of_classes(inside)
-            else _of_numbers(inside, targets, level)
-        )
-        return found | (_of_detection(inside, outside[0]) if outside else {})
+        draws = _draws(inside, chosen)
+        found = _of_labels(draws, targets) if of_classes else _of_numbers(draws, targets, level)
+        if outside is not None:
+            found |= _of_detection(draws, _draws(outside, chosen))
+        return found
 
     found = scores(slice(None))
-    return Evaluation(found, _jackknife(scores, len(samples), found), parts[0], targets)
+    errors = _jackknife(scores, len(inside.samples), found)
+    return Evaluation(found, errors, inside, targets)
 
 
 def _of_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:
@@ -214,17 +219,16 @@ def _of_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[s
 
 
 def _of_detection(inside: Prediction, outside: Prediction) -> dict[str, float]:
-    familiar, unfamiliar = _unfamiliarity(inside), _unfamiliarity(outside)
-    measures = {"AUROC": auroc, "FPR95": fpr_at_tpr}
-    return {
-        f"{m}, {name}": of(familiar[name], unfamiliar[name])
-        for name in familiar
-        for m, of in measures.items()
-    }
+    unfamiliar = _unfamiliarity(outside)
+    found = {}
+    for name, familiar in _unfamiliarity(inside).items():
+        found[f"AUROC, {name}"] = auroc(familiar, unfamiliar[name])
+        found[f"FPR95, {name}"] = fpr_at_tpr(familiar, unfamiliar[name])
+    return found
 
 
 def _unfamiliarity(prediction: Prediction) -> dict[str, Tensor]:
-    """Scores that are higher at unfamiliar inputs, ``[N]`` each."""
+    """Return scores that are higher at unfamiliar inputs, ``[N]`` each."""
     if not _of_classes(prediction):
         return {"epistemic variance": prediction.epistemic_variance.flatten(1).sum(-1)}
     several = (
@@ -243,7 +247,7 @@ def _of_classes(prediction: Prediction) -> bool:
 
 
 def _by_label(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Prediction]:
-    """The labels that count, each as a point of its own, and their prediction."""
+    """Return the labels that count, each as a point of its own, and their prediction."""
     there = labels.flatten() != MISSING_LABEL
     if not there.any():
         raise ValueError("test must hold at least one label that counts, got only -100")
@@ -261,15 +265,14 @@ def _draws(prediction: Prediction, chosen: Tensor | slice) -> Prediction:
 def _jackknife(
     scores: Callable[[Tensor], dict[str, float]], number: int, found: Mapping[str, float]
 ) -> dict[str, float]:
-    """Standard errors from leaving out each group of draws once."""
+    """Compute standard errors from leaving out each group of draws once."""
     count = min(GROUPS, number)
     if count < 2 + (number <= GROUPS):
         return dict.fromkeys(found, float("nan"))
     order = torch.arange(number, device="cpu")
     each = [scores(order[order % count != group]) for group in range(count)]
-    return {
-        name: ((count - 1) * torch.tensor([one[name] for one in each]).double().var(unbiased=False))
-        .sqrt()
-        .item()
-        for name in found
-    }
+    errors = {}
+    for name in found:
+        values = torch.tensor([one[name] for one in each]).double()
+        errors[name] = float(((count - 1) * values.var(unbiased=False)).sqrt())
+    return errors

@@ -5,14 +5,17 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
-from pyro_radial._pyro.checks import proper_fraction
 from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
 
 # scikit-learn works on NumPy arrays and clips the logarithm, so the scores of probabilities are written in torch: they
 # run on any device and have gradients.
+
+#: The true positive rate of :func:`fpr_at_tpr`.
+TPR = 0.95
 
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -59,34 +62,34 @@ def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float
         >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
         0.75
     """
-    return float(_sklearn_metrics().roc_auc_score(*_pooled(scores_negative, scores_positive)))
+    is_positive, scores = _pooled(scores_negative, scores_positive)
+    return float(_sklearn_metrics().roc_auc_score(is_positive, scores))
 
 
-def fpr_at_tpr(
-    scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr: float = 0.95
-) -> float:
-    r"""Compute the false positive rate of a score at a given true positive rate.
+def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float:
+    r"""Compute the false positive rate of a score at a true positive rate of 95 %.
 
-    The threshold is the highest one that still finds a share ``tpr`` of the positives; the result is the share of the
-    negatives that reach it. As for :func:`auroc`, unfamiliar points are the positives. Much work on
+    The threshold is the highest one that still finds 95 % of the positives; the result is the share of the negatives
+    that reach it. As for :func:`auroc`, unfamiliar points are the positives. Much work on
     out-of-distribution detection calls familiar points positive: for that convention, swap the arguments and negate
     the scores.
 
     Source: Liang, Li and Srikant (2018), *Enhancing the reliability of out-of-distribution image detection in neural
     networks*.
     """
-    proper_fraction("tpr", tpr)
-    false, true, _ = _sklearn_metrics().roc_curve(
-        *_pooled(scores_negative, scores_positive), drop_intermediate=False
-    )
-    return float(false[true >= tpr].min())
+    is_positive, scores = _pooled(scores_negative, scores_positive)
+    false, true, _ = _sklearn_metrics().roc_curve(is_positive, scores, drop_intermediate=False)
+    return float(false[true >= TPR].min())
 
 
-def _pooled(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> tuple[Any, Any]:
-    """Which points are positives, and their scores, both as arrays."""
+def _pooled(
+    scores_negative: torch.Tensor, scores_positive: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which points are positives, and the scores of all points."""
     negative = finite_numbers("scores_negative", scores_negative)
-    scores = torch.cat([negative, finite_numbers("scores_positive", scores_positive)])
-    return (torch.arange(len(scores), device="cpu") >= len(negative)).numpy(), scores.numpy()
+    positive = finite_numbers("scores_positive", scores_positive)
+    scores = torch.cat([negative, positive]).numpy()
+    return np.arange(len(scores)) >= len(negative), scores
 
 
 def _sklearn_metrics() -> Any:

@@ -60,7 +60,8 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         left = [b / num_bins + index * width for b in range(num_bins)]
         shares = (bins.count / bins.count.sum()).tolist()
         ax.bar(left, shares, width, align="edge", color=color, alpha=0.2, linewidth=0, zorder=0)
-        enough, few = bins.count >= FEW, (bins.count > 0) & (bins.count < FEW)
+        enough = bins.count >= FEW
+        few = (bins.count > 0) & ~enough
         label = f"{name} (ECE {bins.expected_calibration_error.item():.3f})"
         styles: list[dict[str, Any]] = [
             {"linewidth": 1.5, "label": label},
@@ -117,7 +118,7 @@ def plot_quantile_calibration(
 
 
 def _styled(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[str, T, str, str]]:
-    """The name, result, color and marker of each method; a ValueError if there is none, or one of another type."""
+    """Return the name, result, color and marker of each method; raise a ValueError for none, or another type."""
     check_types(Mapping, **{argument: results})
     check_types(kind, **{f"{argument}[{name!r}]": result for name, result in results.items()})
     if not results:
@@ -129,7 +130,7 @@ def _styled(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[s
 
 
 def _diagonal_axes(ax: Axes | None) -> Axes:
-    """A unit square with the diagonal of perfect calibration, in the given axes or a new figure."""
+    """Draw the diagonal of perfect calibration in a unit square, in the given axes or a new figure."""
     try:
         from matplotlib.axes import Axes
         from matplotlib.figure import Figure

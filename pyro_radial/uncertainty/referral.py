@@ -100,11 +100,11 @@ def referral_curve(
 
     def curve(points: torch.Tensor) -> torch.Tensor:
         ranked = points[ranks[points].argsort(stable=True)].to(predictions.device)
-        ordered, true = predictions[ranked], targets[ranked.to(targets.device)]
-        scores = [
-            _scored(score, ordered[:k], true[:k], s, number)
-            for s, k in zip(share.tolist(), left, strict=True)
-        ]
+        ordered = predictions[ranked]
+        true = targets[ranked.to(targets.device)]
+        scores = []
+        for referred, kept in zip(share.tolist(), left, strict=True):
+            scores.append(_scored(score, ordered[:kept], true[:kept], referred, number))
         return torch.tensor(scores, dtype=torch.float64)
 
     of_all = curve(torch.randperm(number, generator=generator, device="cpu"))
@@ -137,7 +137,7 @@ def _checked_shares(shares: Sequence[float]) -> torch.Tensor:
 def _scored(
     score: Score, predictions: torch.Tensor, targets: torch.Tensor, share: float, number: int
 ) -> float:
-    """The score of the kept points, or a ValueError that names the share without one."""
+    """Return the score of the kept points, or raise a ValueError that names the share without one."""
     where = f"for the {len(targets)} of {number} points left at a referred share of {share:g}"
     try:
         value = float(score(predictions, targets))

@@ -101,7 +101,7 @@ class TemperatureScaling:
 
 
 def _checked_logits(logits: torch.Tensor | Prediction) -> torch.Tensor:
-    """Logits in float32 or wider, or a ValueError that names them."""
+    """Return logits in float32 or wider, or raise a ValueError that names them."""
     if isinstance(logits, Prediction):
         likelihood = logits.likelihood
         if not isinstance(likelihood, Categorical) or likelihood.event_dim != 1:

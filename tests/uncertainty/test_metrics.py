@@ -87,16 +87,11 @@ def test_false_positives_at_a_rate_of_true_positives():
     positive = torch.arange(20.0)
     negative = torch.tensor([-1.0, 0.0, 0.5, 0.99, 1.0, 3.0, 30.0, 2.0])
     assert fpr_at_tpr(negative, positive) == 4 / 8
-    assert fpr_at_tpr(negative, positive, tpr=0.96) == 7 / 8
-    assert fpr_at_tpr(negative, positive, tpr=0.01) == 1 / 8
     assert fpr_at_tpr(negative - 40, positive) == 0.0
     # On a straight line of the curve too, each threshold counts.
     assert fpr_at_tpr(positive, positive) == 0.95
     # Of positives that all score the same, none can be missed alone.
     assert fpr_at_tpr(torch.tensor([0.0, 1.0]), torch.ones(5)) == 0.5
-    for tpr in (0.0, 1.0, 95):
-        with pytest.raises(ValueError, match=f"tpr must be between zero and one, got {tpr}"):
-            fpr_at_tpr(negative, positive, tpr=tpr)
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.zeros(2, 2), torch.tensor([0.0, math.nan])])
