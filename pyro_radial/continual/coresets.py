@@ -3,8 +3,6 @@
 
 """A few rows of a task to keep for later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_types, positive_count, positive_float, random_seed
 from pyro_radial.continual.streams import Pair, Task, TaskStream
-from pyro_radial.infer.data import Rows, check_inputs, num_rows, take
+from pyro_radial.infer.data import check_inputs, num_rows, take
 
 USES = ("labels", "functions")
 INPUTS = ("kept", "current")
@@ -34,16 +32,14 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     random_seed("seed", seed, bits=64)
     if positive_count("size", size) >= len(x):
         raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
-    return (
-        torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")[:size]
-        .sort()
-        .values
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(len(x), generator=generator, device="cpu")[:size].sort().values
 
 
 def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     """Return the rows of ``index`` in its order, and the other rows in their order."""
-    size = len(Rows(data, "data"))
+    x, y = data
+    size = num_rows(x)
     if (
         index.ndim != 1
         or index.is_floating_point()
@@ -64,10 +60,8 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
             f"index must not hold a row twice, got {len(index)} with {len(different)} different rows"
         )
     index = index.long().cpu()
-    x, y = data
-    rest = (
-        torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False).nonzero()[:, 0]
-    )
+    is_left = torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False)
+    rest = is_left.nonzero()[:, 0]
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
 
 
@@ -120,13 +114,15 @@ class Coreset:
         check_types(Mapping, fit_options=self.fit_options)
         if self.use not in USES:
             raise ValueError(f"use must be one of {USES}, got {self.use!r}")
-        if self.inputs not in (allowed := INPUTS if self.use == "functions" else INPUTS[:1]):
+        allowed = INPUTS if self.use == "functions" else INPUTS[:1]
+        if self.inputs not in allowed:
             raise ValueError(
                 f"inputs must be one of {allowed} with use={self.use!r}, got {self.inputs!r}"
             )
         if self.use == "labels":
             for name in ("weight", "max_points"):
-                if (value := getattr(self, name)) is not None:
+                value = getattr(self, name)
+                if value is not None:
                     raise ValueError(f"{name} must be left out with use='labels', got {value!r}")
             return
         if self.fit_options:
@@ -134,12 +130,10 @@ class Coreset:
                 "fit_options must be left out with use='functions', because functions are held while later tasks are "
                 f"trained, got {sorted(self.fit_options)}"
             )
-        for name, check, default in (
-            ("weight", positive_float, 10.0),
-            ("max_points", positive_count, 200),
-        ):
-            value = getattr(self, name)
-            object.__setattr__(self, name, check(name, default if value is None else value))
+        weight = 10.0 if self.weight is None else self.weight
+        max_points = 200 if self.max_points is None else self.max_points
+        object.__setattr__(self, "weight", positive_float("weight", weight))
+        object.__setattr__(self, "max_points", positive_count("max_points", max_points))
 
 
 class _Kept(NamedTuple):
@@ -156,25 +150,25 @@ class KeptRows:
     """The coresets of the tasks of a stream, chosen task by task on access."""
 
     def __init__(self, coreset: Coreset, stream: TaskStream, seed: int) -> None:
-        self.coreset, self._stream, self._seed = coreset, stream, seed
+        self.coreset = coreset
+        self._stream = stream
+        self._seed = seed
         self._kept: dict[int, _Kept] = {}
 
     def rest(self, number: int) -> Pair:
         """Choose what to keep of a task, and return the rows to learn from."""
         task = self._stream[number]
-        x, y, rest = (
-            (None, None, task.train) if self.coreset.inputs == "current" else self._chosen(task)
-        )
-        classes = frozenset(
-            () if task.train[1].is_floating_point() else task.train[1].unique().tolist()
-        )
-        self._kept[number] = _Kept(
-            task.head, x, y if self.coreset.use == "labels" else None, classes
-        )
+        x = y = None
+        rest = task.train
+        if self.coreset.inputs == "kept":
+            x, y, rest = self._chosen(task)
+        targets = task.train[1]
+        classes = [] if targets.is_floating_point() else targets.unique().tolist()
+        self._kept[number] = _Kept(task.head, x, y, frozenset(classes))
         return rest
 
     def _chosen(self, task: Task) -> tuple[Tensor, Tensor | None, Pair]:
-        """Rows of a task with the other rows, or inputs for functions with all rows."""
+        """Choose inputs of a task, with targets if labels are used, and return them with the rows to learn from."""
         x = task.train[0]
         size = self.coreset.size
         if size >= num_rows(x):
@@ -183,8 +177,8 @@ class KeptRows:
             )
         chosen = self.coreset.choose(x, size, seed=self._seed)
         if self.coreset.use == "labels" or not chosen.is_floating_point():
-            kept, rest = split_coreset(task.train, chosen)
-            return *kept, rest
+            (x, y), rest = split_coreset(task.train, chosen)
+            return x, y if self.coreset.use == "labels" else None, rest
         if (
             len(chosen) != size
             or chosen.shape[1:] != x.shape[1:]
@@ -199,7 +193,7 @@ class KeptRows:
     def labeled(self, numbers: range) -> Pair:
         """Return the kept rows of tasks with their labels, one task after another."""
         kept = [self._of(number) for number in numbers]
-        x, y = zip(*((rows.x, rows.y) for rows in kept), strict=True)
+        x, y = zip(*[(rows.x, rows.y) for rows in kept], strict=True)
         return torch.cat(x), torch.cat(y)
 
     def inputs_before(self, number: int) -> dict[int, Tensor]:
@@ -221,12 +215,10 @@ class KeptRows:
 
     def new_classes(self, number: int) -> list[int]:
         """Return the classes of a task that no earlier task under its head had, if there was one."""
-        before = [
-            kept.classes
-            for kept in map(self._of, range(number))
-            if kept.head == self._stream[number].head
-        ]
-        return sorted(self._of(number).classes.difference(*before)) if before else []
+        new = self._of(number)
+        earlier = [self._of(before) for before in range(number)]
+        known = [kept.classes for kept in earlier if kept.head == new.head]
+        return sorted(new.classes.difference(*known)) if known else []
 
     def _of(self, number: int) -> _Kept:
         if number not in self._kept:

@@ -4,12 +4,12 @@
 """Functions of the last posterior at kept inputs, and the loss that holds them there."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_items, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.functional.divergences.process import kl_of_marginals
@@ -38,9 +38,7 @@ class FunctionMemory(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def of(
-        cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0
-    ) -> "FunctionMemory":
+    def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> Self:
         """Compute the function values of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
         With room for ``capacity`` rows, shapes stay the same from task to task, and so does a compiled graph.
@@ -48,17 +46,27 @@ class FunctionMemory(NamedTuple):
         with under_head(chain, head):
             process = PosteriorProcess(chain, chain.prior)
         moments = [process.marginals(rows) for rows in x.split(ROWS)]
-        mean, variance = (torch.cat(parts) for parts in zip(*moments, strict=True))
-        free = max(0, capacity - len(x))
-        x, mean, variance = (
-            torch.cat([t, t.new_zeros(free, *t.shape[1:])]) for t in (x, mean, variance)
+        mean = torch.cat([mean for mean, _ in moments])
+        variance = torch.cat([variance for _, variance in moments])
+        rows = max(len(x), capacity)
+        return cls(
+            head,
+            _with_room(x, rows),
+            _with_room(mean, rows),
+            _with_room(variance, rows),
+            size=len(x),
         )
-        return cls(head, x, mean, variance, len(x) - free)
 
-    def at(self, rows: Any) -> "FunctionMemory":
+    def at(self, rows: Tensor | slice) -> Self:
         """Return the function values at some of the inputs."""
         x = self.x[rows]
-        return FunctionMemory(self.head, x, self.mean[rows], self.variance[rows], len(x))
+        mean = self.mean[rows]
+        return self._replace(x=x, mean=mean, variance=self.variance[rows], size=len(x))
+
+
+def _with_room(values: Tensor, rows: int) -> Tensor:
+    """Return values with so many rows, the last ones zero."""
+    return torch.cat([values, values.new_zeros(rows - len(values), *values.shape[1:])])
 
 
 class FunctionChainELBO(TermsELBO):
@@ -96,15 +104,7 @@ class FunctionChainELBO(TermsELBO):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_particles, kl_weight=kl_weight, **kwargs)
-        self.kept = tuple(check_items(FunctionMemory, "kept", kept))
-        if not self.kept:
-            raise ValueError("kept must hold the functions of at least one head, got none")
-        for place, memory in enumerate(self.kept):
-            if not bool((memory.variance >= 0).all()):
-                least = float(memory.variance.min())
-                raise ValueError(
-                    f"kept[{place}] must have variances of at least zero, got {least:.3g}"
-                )
+        self.kept = tuple(kept)
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.max_points = positive_count("max_points", max_points)
         # The number of inputs of each, as tensors that a graph can read.
@@ -112,13 +112,14 @@ class FunctionChainELBO(TermsELBO):
         self._structures: dict[Any, Structure] = {}
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The divergence of the functions, times the particles that all terms sum over, and the KLs of the weights."""
+        """Return the divergence of functions, times the particles that all terms sum over, and the KLs of weights."""
         if len(self.kept) > 1 and is_capturing():
             raise RuntimeError(
                 "the heads of kept functions take turns, which a graph cannot record"
             )
         turn = run.step % len(self.kept)
-        kept, number = self.kept[turn], self._numbers[turn]
+        kept = self.kept[turn]
+        number = self._numbers[turn]
         drawn = self._drawn(kept, number)
         process = GuideProcess(run, FUNCTION_SITE, self._structures)
         with under_head(run.model_in_full_precision, kept.head):
@@ -128,7 +129,7 @@ class FunctionChainELBO(TermsELBO):
         return {FUNCTION_SITE: (scale * divergence).to(drawn.x.dtype)}, weights
 
     def _drawn(self, kept: FunctionMemory, number: Tensor) -> FunctionMemory:
-        """The functions at kept inputs drawn at random, or at all inputs if they are few."""
+        """Take the functions at kept inputs drawn at random, or at all inputs if they are few."""
         if len(kept.x) <= self.max_points:
             return kept.at(slice(kept.size))
         # The shapes of a graph for all tasks must not depend on the number of rows.

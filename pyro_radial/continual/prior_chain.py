@@ -6,7 +6,7 @@
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -22,8 +22,9 @@ from pyro.infer.autoguide import (
     AutoNormal,
 )
 from pyro.nn import PyroModule
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import biject_to
+from torch.distributions.constraints import Constraint
 
 from pyro_radial._pyro.checks import check_flag, check_items, check_types, positive_float
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
@@ -168,9 +169,7 @@ class PriorChain(UnderPriors):
             and "init_loc_fn" in inspect.signature(guide_type).parameters
         )
         if start and takes_init and not hasattr(guide_type, "start_at"):
-            kwargs.setdefault(
-                "init_loc_fn", partial(_init_to_distributions, start, init_to_network)
-            )
+            kwargs.setdefault("init_loc_fn", partial(_init_to_distributions, start))
         guide = guide_type(self, **kwargs)
         check_types(Callable, **{"guide_type(chain)": guide})
         if isinstance(guide, PyroModule) and not isinstance(guide, UniquelyNamed):
@@ -203,39 +202,36 @@ class PriorChain(UnderPriors):
         if isinstance(guide, type):
             raise ValueError(f"guide must be a trained guide, got the class {guide.__name__}")
         _check_trained(guide)
-        points = [name for part in _own_parts(guide) for name in part.point_sites()]
+        points = []
+        for part in _own_parts(guide):
+            points += part.point_sites()
         posterior = posterior_of(guide)
-        excluded = set(_matched(exclude, posterior))
-        of_rows = [
-            name
-            for name in posterior
-            if name not in excluded and self._is_of_rows(_site(guide, name))
-        ]
-        left_out = {*points, *of_rows, *excluded}
-        posterior = {
-            name: distribution for name, distribution in posterior.items() if name not in left_out
-        }
+        excluded = _matched(exclude, posterior)
+        of_rows = []
+        for name in posterior:
+            if name not in excluded and self._is_of_rows(_site(guide, name)):
+                of_rows.append(name)
+        for name in (*points, *of_rows, *excluded):
+            posterior.pop(name, None)
         if not posterior:
             raise ValueError(
                 "guide must have a site that is neither excluded nor a point estimate, got none"
             )
         network = find_network(self.model)
         plain = network is not None and network.bnn.has_plain_sites
-        if network is not None and plain and (wrong := set(posterior) - network.sites):
-            raise ValueError(
-                f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}"
-            )
+        if network is not None and plain:
+            wrong = posterior.keys() - network.sites
+            if wrong:
+                raise ValueError(
+                    f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}"
+                )
         self.chained.update(
             {name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()}
         )
         self._compared.clear()
-        self._given |= posterior.keys() if isinstance(guide, Mapping) and not plain else set()
-        joint = [
-            part
-            for part in _parts(guide)
-            if _is_normal(part) and isinstance(part, AutoMultivariateNormal)
-        ]
-        if self.form == "exact" and any(len(list(_normals(part))) > 1 for part in joint):
+        if isinstance(guide, Mapping) and not plain:
+            self._given |= posterior.keys()
+        if self.form == "exact" and any(map(_correlates_sites, _parts(guide))):
             warnings.warn(
                 "the guide has correlations between sites, which the prior of each site cannot keep; put these sites "
                 "into one site, or use distributions of single sites",
@@ -256,12 +252,12 @@ class PriorChain(UnderPriors):
             )
 
     def _is_of_rows(self, site: Any) -> bool:
-        """Whether a site is in all plates of an observed site, so that its values belong to the rows of a task."""
+        """Return whether a site is in all plates of an observed site, so that its values belong to rows of a task."""
         plates = site["cond_indep_stack"] if site else ()
         return any(own and own.issubset(plates) for own in self._observed)
 
     def _stored(self, name: str, distribution: Any, site: Any) -> StoredDistribution:
-        """A copy of a posterior in the chain's form, or a ValueError that names the site."""
+        """Copy a posterior in the chain's form, or raise a ValueError that names the site."""
         if not isinstance(distribution, TorchDistributionMixin):
             raise ValueError(
                 f"site '{name}' must have a Pyro distribution, got {type(distribution).__name__}"
@@ -278,8 +274,9 @@ class PriorChain(UnderPriors):
                 f"site '{name}': {error}; PriorChain(form='exact') takes it as it is"
             ) from error
         try:
-            if self.weight != 1.0 and name in (before := self.prior):
-                prior = map_leaf(partial(_weighted, before[name], self.weight), prior)
+            before = None if self.weight == 1.0 else self.prior.get(name)
+            if before is not None:
+                prior = map_leaf(partial(_weighted, before, self.weight), prior)
             stored = StoredDistribution.of(prior)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"site '{name}': {error}") from error
@@ -297,7 +294,7 @@ class PriorChain(UnderPriors):
 
 
 def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
-    """A normal posterior, also under transforms, with the gain of its precision over a prior multiplied."""
+    """Multiply the gain of a normal posterior's precision over a prior, also under transforms."""
     prior = leaf(pull_back(prior, elementary(getattr(posterior, "transforms", ()))))
     if type(posterior) in TRANSFORMED:
         return with_base(
@@ -312,31 +309,31 @@ def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
     return type(posterior)(posterior.loc, (precision + (weight - 1.0) * gain).rsqrt())
 
 
-def _init_to_distributions(
-    distributions: Mapping[str, Any],
-    fallback: Callable[..., Any],
-    site: Mapping[str, Any] | None = None,
-) -> Any:
-    """A Pyro init function: the mean of a site's distribution in unconstrained space, or the fallback."""
-    if site is None:
-        return partial(_init_to_distributions, distributions, fallback)
-    transform = None if is_real(site["fn"].support) else biject_to(site["fn"].support)
-    distribution = distributions.get(site["name"])
-    mean = None if distribution is None else moments(distribution, transform).mean
+def _init_to_distributions(distributions: Mapping[str, Any], site: Mapping[str, Any]) -> Tensor:
+    """Start a site at the mean of its distribution in unconstrained space, or else as the network does."""
+    if site["name"] not in distributions:
+        return init_to_network(site)
+    support = site["fn"].support
+    transform = None if is_real(support) else biject_to(support)
+    mean = moments(distributions[site["name"]], transform).mean
     if mean is None:
-        return fallback(site)
-    return (mean if transform is None else transform(mean)).expand(site["fn"].shape()).clone()
+        return init_to_network(site)
+    value = mean if transform is None else transform(mean)
+    return value.expand(site["fn"].shape()).clone()
 
 
 def _parts(guide: object) -> list[Any]:
-    """The guides in a list of guides, or the guide itself."""
-    return (
-        [p for part in guide for p in _parts(part)] if isinstance(guide, AutoGuideList) else [guide]
-    )
+    """Return the guides in a list of guides, or the guide itself."""
+    if not isinstance(guide, AutoGuideList):
+        return [guide]
+    parts = []
+    for part in guide:
+        parts += _parts(part)
+    return parts
 
 
 def _own_parts(guide: object) -> list[Any]:
-    """The parts that are guides of this library, or act like them."""
+    """Return the parts that are guides of this library, or act like them."""
     return [part for part in _parts(guide) if hasattr(part, "scale_change")]
 
 
@@ -350,7 +347,8 @@ def posterior_of(guide: Any) -> dict[str, Any]:
         if hasattr(part, "posterior"):
             posterior |= part.posterior()
         elif _is_normal(part):
-            posterior |= {name: _on_support(site, normal) for name, site, normal in _normals(part)}
+            for name, site, normal in _normals(part):
+                posterior[name] = _on_support(site["fn"].support, normal)
         else:
             raise ValueError(
                 "guide must have a method posterior(), as AutoRadial and AutoMeanField have, or be Pyro's AutoNormal, "
@@ -362,27 +360,31 @@ def posterior_of(guide: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def _scale_change(part: object) -> Mapping[str, float]:
-    """How far the scales of each site have moved from their start, as in ``AutoRadial.scale_change``."""
+    """Return how far the scales of each site have moved from their start, as in ``AutoRadial.scale_change``."""
     if hasattr(part, "scale_change"):
         return part.scale_change()
-    if not _is_normal(part):
-        return {}
-    stddevs = {name: moments(normal).stddev for name, _, normal in _normals(part)}
-    ratios = {
-        name: stddev.double() / initial_scale(part)
-        for name, stddev in stddevs.items()
-        if stddev is not None
-    }
-    return {name: float(ratio.log().square().mean().sqrt()) for name, ratio in ratios.items()}
+    change: dict[str, float] = {}
+    for name, _, normal in _normals(part) if _is_normal(part) else ():
+        stddev = moments(normal).stddev
+        if stddev is not None:
+            ratio = stddev.double() / initial_scale(part)
+            change[name] = float(ratio.log().square().mean().sqrt())
+    return change
+
+
+def _correlates_sites(part: object) -> bool:
+    """Return whether a guide has one normal with a full covariance for several sites."""
+    full = _is_normal(part) and isinstance(part, AutoMultivariateNormal)
+    return full and len(list(_normals(part))) > 1
 
 
 def _is_normal(part: object) -> bool:
-    """Whether this is one of three of Pyro's guides, or a subclass that samples in the same way."""
+    """Return whether this is one of three of Pyro's guides, or a subclass that samples in the same way."""
     return any(isinstance(part, cls) and type(part).forward is cls.forward for cls in NORMAL_GUIDES)
 
 
 def _normals(part: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Each site's name, the site, and its normal in unconstrained space."""
+    """Yield each site's name, the site, and its normal in unconstrained space."""
     if part.prototype_trace is None:
         raise RuntimeError(f"{type(part).__name__} has no parameters yet; train it first")
     joint = None if isinstance(part, AutoNormal) else part.get_posterior()
@@ -405,13 +407,13 @@ def _event_dim(site: Any, unconstrained_dim: int) -> int:
 
 
 def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
-    """The marginal of some elements of a normal on a vector, with a covariance for each event."""
-    batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
+    """Return the marginal of some elements of a normal on a vector, with a covariance for each event."""
+    batch = shape[: len(shape) - event_dim]
+    event = shape[len(shape) - event_dim :]
     loc = joint.mean[own].clone()
     if not isinstance(joint, dist.MultivariateNormal) or event_dim == 0:
-        return dist.Normal(loc.view(shape), joint.stddev[own].clone().view(shape)).to_event(
-            event_dim
-        )
+        stddev = joint.stddev[own].clone()
+        return dist.Normal(loc.view(shape), stddev.view(shape)).to_event(event_dim)
     rows = joint.scale_tril[own].view(*batch, event.numel(), -1)
     # The covariance is rows @ rows.T; its factor by orthogonal transformations loses no digits.
     factor = torch.linalg.qr(rows.mT, mode="r").R.mT
@@ -421,21 +423,19 @@ def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
     return normal if event_dim == 1 else dist.TransformedDistribution(normal, [reshape])
 
 
-def _on_support(site: Any, normal: Any) -> Any:
-    support = site["fn"].support
-    return (
-        normal
-        if is_real(support)
-        else Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
-    )
+def _on_support(support: Constraint, normal: Any) -> Any:
+    if is_real(support):
+        return normal
+    return Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
 
 
 def _site(guide: object, name: str) -> Any:
-    """The model's site of that name, if the guide knows it."""
-    traces = (getattr(part, "prototype_trace", None) for part in _parts(guide))
-    return next(
-        (trace.nodes[name] for trace in traces if trace is not None and name in trace.nodes), None
-    )
+    """Return the model's site of that name, or None if the guide does not know it."""
+    for part in _parts(guide):
+        trace = getattr(part, "prototype_trace", None)
+        if trace is not None and name in trace.nodes:
+            return trace.nodes[name]
+    return None
 
 
 def _check_trained(guide: object) -> None:
@@ -458,10 +458,10 @@ def _check_trained(guide: object) -> None:
             )
 
 
-def _matched(exclude: Exclude, names: Iterable[str]) -> Iterable[str]:
-    """The names that are excluded."""
+def _matched(exclude: Exclude, names: Collection[str]) -> list[str]:
+    """Return the names that are excluded."""
     if callable(exclude):
-        return filter(exclude, names)
+        return [name for name in names if exclude(name)]
     if isinstance(exclude, str):
         try:
             return [name for name in names if re.search(exclude, name)]

@@ -73,8 +73,3 @@ def test_bad_arguments_are_named(x, size, message):
 def test_bad_indices_are_named(index, message):
     with pytest.raises(ValueError, match=message):
         split_coreset((torch.rand(3, 2), torch.rand(3)), index)
-
-
-def test_bad_data_is_named():
-    with pytest.raises(ValueError, match="data: y must have as many rows as x, got 2 for 3"):
-        split_coreset((torch.rand(3, 2), torch.rand(2)), torch.tensor([0]))

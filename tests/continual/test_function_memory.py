@@ -183,7 +183,6 @@ def test_heads_in_turn_are_no_graph():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kept": []}, "kept must hold the functions of at least one head"),
         ({"max_points": 0}, "max_points must be a positive integer"),
         ({"weight_space_kl": -1.0}, "weight_space_kl must be a non-negative"),
         ({"kl_weight": math.nan}, "kl_weight must be a non-negative"),
@@ -358,15 +357,6 @@ def test_a_model_without_a_function_is_refused_by_task_and_site():
     with pytest.raises(ValueError, match=r"task '.+' cannot be predicted: .*must be a site of the model, got 'f'"):
         learn(one, stream(multi_head=False), coreset=FUNCTIONS)
     assert one.prior == {}
-
-
-def test_a_negative_variance_is_refused():
-    memory = FunctionMemory(0, X, torch.zeros(8, 1), torch.ones(8, 1), 8)
-    FunctionChainELBO([memory])
-    for wrong in (-1.0, math.nan):
-        broken = memory._replace(variance=memory.variance.index_fill(0, torch.tensor([3]), wrong))
-        with pytest.raises(ValueError, match=rf"kept\[1\] must have variances of at least zero, got {wrong:.3g}"):
-            FunctionChainELBO([memory, broken])
 
 
 def test_classes_that_held_functions_forbid_are_said():
