@@ -157,29 +157,22 @@ def _check_options(
         )
     check_types(Mapping, first_task=first_task)
     check_types(Coreset | None, coreset=coreset)
-    of_coreset = {} if coreset is None else coreset.fit_options
-    given = {
-        "fit_options": fit_options,
-        "fit_options of the coreset": of_coreset,
-        "first_task": first_task,
-    }
+    given = {"fit_options": fit_options, "first_task": first_task}
+    if coreset is not None:
+        given["fit_options of the coreset"] = coreset.fit_options
     for argument, options in given.items():
         held = [name for name in RESERVED if name in options]
-        held += (
-            ["num_data"] if getattr(options.get("options"), "num_data", None) is not None else []
-        )
+        if getattr(options.get("options"), "num_data", None) is not None:
+            held.append("num_data")
         if held:
             raise ValueError(f"{argument} must leave out what the stream decides, got {held}")
     loss = fit_options.get("loss")
-    holds_functions = coreset is not None and coreset.use == "functions"
-    if (
-        holds_functions
-        and loss is not None
-        and (type(loss) is not TermsELBO or callable(loss.kl_weight))
-    ):
-        what = type(loss).__name__ + (
-            " with a kl_weight that changes" if type(loss) is TermsELBO else ""
-        )
+    if coreset is None or coreset.use == "labels" or loss is None:
+        return
+    if type(loss) is not TermsELBO or callable(loss.kl_weight):
+        what = type(loss).__name__
+        if type(loss) is TermsELBO:
+            what += " with a kl_weight that changes"
         raise ValueError(
             f"loss must be a TermsELBO with a constant kl_weight if the coreset keeps functions, got {what}"
         )
@@ -221,11 +214,9 @@ class _StreamRun:
         self._measured(task)
         if self.folder is not None:
             self._data_of(number)  # While the task is in memory.
-        options = {
-            **self.fit_options,
-            **({} if number else self.first_task),
-            "checkpoint": self._task_file(number),
-        }
+        options = {**self.fit_options, "checkpoint": self._task_file(number)}
+        if number == 0:
+            options.update(self.first_task)
         also: list[int] = []
         if self.kept is not None and self.kept.coreset.use == "functions" and number:
             options["loss"], heads = self._loss_with_functions(
@@ -238,12 +229,12 @@ class _StreamRun:
     def _loss_with_functions(
         self, kept: KeptRows, number: int, loss: Any
     ) -> tuple[FunctionChainELBO, list[int]]:
-        """The loss that holds functions at kept inputs, and the heads of these."""
-        loss, coreset, device = (
-            TermsELBO() if loss is None else loss,
-            kept.coreset,
-            device_of(self.chain),
-        )
+        """Make the loss that holds functions at kept inputs, and return it with the heads of these."""
+        if loss is None:
+            loss = TermsELBO()
+        coreset = kept.coreset
+        device = device_of(self.chain)
+        name = self.stream.names[number]
         # A single head has the inputs of all tasks but the last in the end.
         grows = self.stream.num_heads == 1 and coreset.inputs == "kept"
         capacity = coreset.size * (len(self.stream) - 1) if grows else 0
@@ -255,27 +246,30 @@ class _StreamRun:
             ]
         except ValueError as error:
             raise ValueError(
-                f"coreset must have functions to keep before task {self.stream.names[number]!r}, but {error}"
+                f"coreset must have functions to keep before task {name!r}, but {error}"
             ) from error
-        if new := kept.new_classes(number):
-            text = f"task {self.stream.names[number]!r} has classes {new}, which no earlier task under its head had; "
-            text += "the functions that the coreset holds may keep it from learning them. Give each task its own head."
-            warnings.warn(text, stacklevel=4)
-        own: dict[str, Any] = {
-            "vectorize_particles": loss.vectorize_particles,
-            "strict_kl": loss.strict_kl,
-        }
-        own |= {
-            "kl_weight": coreset.weight,
-            "weight_space_kl": loss.kl_weight,
-            "max_points": coreset.max_points,
-        }
-        return FunctionChainELBO(memories, loss.num_particles, **own), list(inputs)
+        new = kept.new_classes(number)
+        if new:
+            warnings.warn(
+                f"task {name!r} has classes {new}, which no earlier task under its head had; the functions that the "
+                "coreset holds may keep it from learning them. Give each task its own head.",
+                stacklevel=4,
+            )
+        holding = FunctionChainELBO(
+            memories,
+            loss.num_particles,
+            kl_weight=coreset.weight,  # type: ignore[arg-type]
+            weight_space_kl=loss.kl_weight,
+            max_points=coreset.max_points,  # type: ignore[arg-type]
+            vectorize_particles=loss.vectorize_particles,
+            strict_kl=loss.strict_kl,
+        )
+        return holding, list(inputs)
 
     def _train(
         self, task: Task, data: Pair, stage: tuple[int, ...], options: Any, also: Sequence[int] = ()
     ) -> Any:
-        """A guide trained on data of a task, with random numbers of this stage, and with other heads besides."""
+        """Train a guide on data of a task, with random numbers of this stage, and with other heads besides."""
         self._use_head(task, also)
         try:
             self.chain.likelihood.train_on(num_rows(data[0]))
@@ -306,27 +300,23 @@ class _StreamRun:
     # Measuring.
 
     def accuracies(self, learned: int) -> list[float]:
-        """The accuracies on all tasks so far, after learning the task of number ``learned``."""
+        """Measure the accuracies on all tasks so far, after learning the task of number ``learned``."""
         numbers = range(learned + 1)
-        uses_labels = self.kept is not None and self.kept.coreset.use == "labels"
-        kept = self.kept if uses_labels else None
-        if kept is not None and self.stream.num_heads == 1:
-            with self._refined(kept.labeled(numbers), learned, learned) as guide:
+        if self.kept is None or self.kept.coreset.use == "functions":
+            return [self._accuracy(_nothing, learned, number) for number in numbers]
+        if self.stream.num_heads == 1:
+            with self._refined(self.kept.labeled(numbers), learned, learned) as guide:
                 return [self._accuracy(guide, learned, number) for number in numbers]
         result = []
         for number in numbers:
-            own = kept.labeled(range(number, number + 1)) if kept is not None else None
-            with (
-                nullcontext(_nothing)
-                if own is None
-                else self._refined(own, learned, number) as guide
-            ):
+            own = self.kept.labeled(range(number, number + 1))
+            with self._refined(own, learned, number) as guide:
                 result.append(self._accuracy(guide, learned, number))
         return result
 
     @contextmanager
     def _refined(self, kept: Pair, learned: int, number: int) -> Iterator[Any]:
-        """A guide trained on kept rows with the head of this task; afterwards the chain is restored."""
+        """Train a guide on kept rows with the head of this task, and restore the chain afterwards."""
         assert self.coreset is not None
         before = copied(self.chain.state_dict())
         num_data = self.chain.likelihood.num_data
@@ -361,12 +351,11 @@ class _StreamRun:
     # Resuming.
 
     def begin(self) -> tuple[int, AccuracyMatrix]:
-        """The number of tasks done and their accuracies, from the checkpoint if there is one."""
-        if (
-            self.file is not None
-            and (state := self.file.load(device_of(self.chain), needed=SAVED)) is not None
-        ):
-            return self._resume(self.file, state)
+        """Return the number of tasks done and their accuracies, from the checkpoint if there is one."""
+        if self.file is not None:
+            state = self.file.load(device_of(self.chain), needed=SAVED)
+            if state is not None:
+                return self._resume(self.file, state)
         matrix = AccuracyMatrix.empty(self.stream.names)
         # With the chain before the first task, to begin it again.
         self.save(0, matrix)
@@ -376,6 +365,7 @@ class _StreamRun:
         """Write everything that the rest of the run depends on."""
         if self.file is None:
             return
+        names = self.stream.names[:done]
         self.file.save(
             {
                 "settings": self._settings(),
@@ -384,10 +374,7 @@ class _StreamRun:
                 "chain": self.chain.state_dict(),
                 "model": self.chain.model_state(),
                 "described": _described_model(self.chain.model),
-                "data": {
-                    task: self._data_of(number)
-                    for number, task in enumerate(self.stream.names[:done])
-                },
+                "data": {task: self._data_of(number) for number, task in enumerate(names)},
                 "parts": states(self._loss_parts()),
             }
         )
@@ -409,34 +396,37 @@ class _StreamRun:
         return done, AccuracyMatrix(state["values"], self.stream.names)
 
     def _settings(self) -> dict[str, Any]:
-        """The settings that a checkpoint must have been made with."""
+        """Return the settings that a checkpoint must have been made with."""
         coreset = {} if self.coreset is None else {**vars(self.coreset)}
-        options = {"coreset_fit_options": coreset.pop("fit_options", {}), "coreset": coreset}
-        options |= {name: getattr(self, name) for name in ("fit_options", "first_task")}
-        numbers = {name: getattr(self, name) for name in ("measure_on", "num_samples", "seed")}
         return {
             "form": self.chain.form,
             "weight": self.chain.weight,
             "tasks": list(self.stream.names),
             "guide": described(self.guide),
-            **numbers,
-            **{name: _described_options(own) for name, own in options.items()},
+            "measure_on": self.measure_on,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "coreset_fit_options": _described_options(coreset.pop("fit_options", {})),
+            "coreset": _described_options(coreset),
+            "fit_options": _described_options(self.fit_options),
+            "first_task": _described_options(self.first_task),
         }
 
     def _loss_parts(self) -> dict[str, Any]:
-        """Parts of the loss with a state from task to task, such as measurement points."""
+        """Return parts of the loss with a state from task to task, such as measurement points."""
         parts = dict(getattr(self.fit_options.get("loss"), "__dict__", {}))
         callback = self.fit_options.get("callback")
         parts["callback"] = getattr(callback, "__self__", callback)
         return {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
 
     def _data_of(self, number: int) -> dict[str, Any]:
-        """The hashes of the data that a task is trained and measured on."""
+        """Return the hashes of the data that a task is trained and measured on."""
         if number not in self.known_data:
             task = self.stream[number]
-            pairs = {"train": task.train, self.measure_on: self._measured(task)}
+            measured = Rows(self._measured(task), self.measure_on)
             self.known_data[number] = {
-                name: data_settings(Rows(pair, name)) for name, pair in pairs.items()
+                "train": data_settings(Rows(task.train, "train")),
+                self.measure_on: data_settings(measured),
             }
         return self.known_data[number]
 
@@ -444,8 +434,10 @@ class _StreamRun:
         return None if self.folder is None else self.folder / f"task-{number}.pt"
 
     def _remove_task_files(self, number_of_tasks: int) -> None:
-        for file in filter(None, map(self._task_file, range(number_of_tasks))):
-            file.unlink(missing_ok=True)
+        for number in range(number_of_tasks):
+            file = self._task_file(number)
+            if file is not None:
+                file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -464,7 +456,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _described_model(model: object) -> dict[str, Any]:
-    """The likelihoods and the networks' priors, which a chain replaces site by site."""
+    """Describe the likelihoods and the networks' priors, which a chain replaces site by site."""
     priors = [
         described(part.prior) for part in submodules(model) if isinstance(part, BayesianModule)
     ]
@@ -475,7 +467,7 @@ def _described_model(model: object) -> dict[str, Any]:
 
 
 def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in a form that can be saved and compared. A callback only watches, so its name is enough."""
+    """Describe settings so that they can be saved and compared. A callback only watches, so its name is enough."""
     return {
         name: getattr(value, "__qualname__", type(value).__qualname__)
         if name == "callback"

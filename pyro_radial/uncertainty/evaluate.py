@@ -54,10 +54,10 @@ class Evaluation:
 
     def __str__(self) -> str:
         width = max(map(len, self.scores))
-        lines = []
-        for name, value in self.scores.items():
-            lines.append(f"{name:<{width}}  {value:9.4f} ± {self.errors[name]:.4f}")
-        return "\n".join(lines)
+        return "\n".join(
+            f"{name:<{width}}  {value:9.4f} ± {self.errors[name]:.4f}"
+            for name, value in self.scores.items()
+        )
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw accuracy against confidence, or for real targets the calibration of quantiles.
@@ -142,12 +142,13 @@ def evaluate(
         )
     dtype = dtype_of(guide, model)
     x, y = Rows(test, "test", dtype).all()
-    other_x = None if ood is None else as_inputs(ood, "ood", dtype)
+    if ood is not None:
+        ood = as_inputs(ood, "ood", dtype)
     predicted = partial(
         predict, model, guide, num_samples=num_samples, method=method, progress=progress
     )
     inside = predicted(x)
-    outside = None if other_x is None else predicted(other_x)
+    outside = None if ood is None else predicted(ood)
     if not isinstance(likelihood, NamedLikelihoods):
         return _evaluation(inside, outside, y, level)
     samples = {name: prediction.samples for name, prediction in inside.items()}
@@ -219,8 +220,8 @@ def _of_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[s
 
 
 def _of_detection(inside: Prediction, outside: Prediction) -> dict[str, float]:
-    unfamiliar = _unfamiliarity(outside)
     found = {}
+    unfamiliar = _unfamiliarity(outside)
     for name, familiar in _unfamiliarity(inside).items():
         found[f"AUROC, {name}"] = auroc(familiar, unfamiliar[name])
         found[f"FPR95, {name}"] = fpr_at_tpr(familiar, unfamiliar[name])

@@ -53,7 +53,9 @@ class LastLayerLaplace(nn.Module):
         log_evidence: float,
     ) -> None:
         super().__init__()
-        self.layer, self.prior_precision, self.log_evidence = layer, prior_precision, log_evidence
+        self.layer = layer
+        self.prior_precision = prior_precision
+        self.log_evidence = log_evidence
         self._names = tuple(values)
         like = values[layer.weight]
         for position, value in enumerate(values.values()):
@@ -66,9 +68,7 @@ class LastLayerLaplace(nn.Module):
     @property
     def values(self) -> dict[str, Tensor]:
         """The values of all sites: as trained, and the mean of the last layer."""
-        return {
-            name: self.get_buffer(f"value_{position}") for position, name in enumerate(self._names)
-        }
+        return {name: self.get_buffer(f"value_{i}") for i, name in enumerate(self._names)}
 
     @property
     def mean(self) -> Tensor:
@@ -77,9 +77,8 @@ class LastLayerLaplace(nn.Module):
 
     def covariance(self) -> Tensor:
         """The covariance of the last layer's weights, ``[P, P]``."""
-        factor = self._rotated(
-            torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device)
-        )
+        mean = self.mean
+        factor = self._rotated(torch.eye(len(mean), dtype=mean.dtype, device=mean.device))
         return factor.mT @ factor
 
     def median(self) -> dict[str, Tensor]:
@@ -87,27 +86,26 @@ class LastLayerLaplace(nn.Module):
         return self.values
 
     def joint_marginals(self, model: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """The means ``[N, K]`` and covariances ``[N, K, K]`` of a model's outputs by rows, exact for a linear layer."""
+        """Return a function of rows: the means ``[N, K]`` and covariances ``[N, K, K]`` of outputs, which are exact."""
         network = TrainedNetwork(model, self)
-        left, *right = [
-            self.get_buffer(f"basis_{position}") for position in range(self._num_factors)
-        ]
+        basis = self._basis()
         variances = self.get_buffer("stddev").square().reshape_as(self.layer.matrix(self.values))
-        covariance = None if right else self.covariance().reshape(2 * variances.shape)
+        full = self.covariance().reshape(2 * variances.shape) if len(basis) == 1 else None
 
         def marginals(x: Tensor) -> tuple[Tensor, Tensor]:
             features, f = self.layer.features(network, x)
-            if covariance is not None:
-                return f, torch.einsum("ne,kemf,nf->nkm", features, covariance, features)
-            return f, (
-                left * ((features @ right[0]).square() @ variances.mT).unsqueeze(1)
-            ) @ left.mT
+            if full is not None:
+                return f, torch.einsum("ne,kemf,nf->nkm", features, full, features)
+            left, right = basis
+            along_left = (features @ right).square() @ variances.mT
+            return f, (left * along_left.unsqueeze(1)) @ left.mT
 
         return marginals
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample all sites."""
-        values, mean = self.values, self.mean
+        values = self.values
+        mean = self.mean
         z = pyro.sample(
             NOISE_SITE,
             dist.Normal(torch.zeros_like(mean), 1.0).to_event(1),
@@ -121,13 +119,15 @@ class LastLayerLaplace(nn.Module):
         }
 
     def _rotated(self, z: Tensor) -> Tensor:
-        """The change of the weights from unit noise ``[..., P]``."""
-        basis = [self.get_buffer(f"basis_{position}").mT for position in range(self._num_factors)]
-        return _along(z * self.get_buffer("stddev"), basis)
+        """Compute the change of the weights from unit noise ``[..., P]``."""
+        return _along(z * self.get_buffer("stddev"), [vectors.mT for vectors in self._basis()])
+
+    def _basis(self) -> list[Tensor]:
+        return [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
 
 
 def _along(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
-    """The coordinates of vectors [..., P] along the columns of one matrix, or of a product of two."""
+    """Return the coordinates of vectors [..., P] along the columns of one matrix, or of a product of two."""
     if len(basis) == 1:
         return vectors @ basis[0]
     left, right = basis
@@ -199,9 +199,8 @@ def last_layer_laplace(
     network = TrainedNetwork(model, trained)
     rows = Rows(data, "data", dtype_of(model))
     device = device_of(model)
-    layer = find_last_layer(
-        network, move(rows.take(torch.arange(min(2, len(rows)), device="cpu"))[0], device)
-    )
+    example, _ = rows.take(torch.arange(min(2, len(rows)), device="cpu"))
+    layer = find_last_layer(network, move(example, device))
     weights = layer.matrix(network.values)
     if structure == "full" and weights.numel() > MAX_FULL:
         raise ValueError(
@@ -209,7 +208,7 @@ def last_layer_laplace(
             f"{weights.numel()} of site '{layer.weight}' and its bias"
         )
     structure = structure or ("full" if weights.numel() <= MAX_FULL else "kronecker")
-    curvature = _Curvature(weights.shape[0], weights.shape[1], structure, weights.device)
+    curvature = _Curvature(weights, structure)
     exact = type(network.likelihood) is Gaussian
     gradient = torch.zeros_like(weights, dtype=torch.float64)
     for index in reversed(torch.arange(len(rows), device="cpu").split(chunk_size)):
@@ -230,44 +229,52 @@ def last_layer_laplace(
     if prior_precision == "evidence":
         prior_precision = _best_precision(eigenvalues, start, slope)
     if exact:
-        mode = _along(
-            _mode(prior_precision, eigenvalues, start, slope),
-            [vectors.mT for vectors in basis],
-        )
+        mode = _mode(prior_precision, eigenvalues, start, slope)
+        mode = _along(mode, [vectors.mT for vectors in basis])
         network.values.update(layer.parts(mode.to(weights).reshape_as(weights)))
+    evidence = _evidence(prior_precision, eigenvalues, start, slope)
     guide = LastLayerLaplace(
         network.values,
         layer,
         eigenvalues,
         basis,
         prior_precision,
-        factor * curvature.log_likelihood + _evidence(prior_precision, eigenvalues, start, slope),
+        factor * curvature.log_likelihood + evidence,
     )
     if by_evidence and isinstance(network.likelihood, Categorical | Bernoulli):
         # The rows in the last pass, which are the first ones.
-        variance = guide.joint_marginals(model)(x)[1].diagonal(dim1=-2, dim2=-1)
-        lost = log_probs - network.likelihood.observation(
-            f / (1.0 + math.pi / 8.0 * variance).sqrt(),
-        ).log_prob(y)
-        if lost.mean() > MOST_LOST:
-            warnings.warn(
-                f"prior_precision={prior_precision:.2g} by evidence lowers the mean log-likelihood "
-                f"of the rows given by {lost.mean():.2f} nats, as if the network has memorized them. "
-                "Choose prior_precision on validation rows, or use TemperatureScaling.",
-                stacklevel=3,
-            )
+        _, covariance = guide.joint_marginals(model)(x)
+        _warn_if_memorized(prior_precision, network.likelihood, f, covariance, y)
     return guide
+
+
+def _warn_if_memorized(
+    precision: float, likelihood: Likelihood, f: Tensor, covariance: Tensor, y: Tensor
+) -> None:
+    """Warn if a precision by evidence lowers the log-likelihood of rows with outputs ``f`` by much."""
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    by_probit = likelihood.observation(f / (1.0 + math.pi / 8.0 * variance).sqrt())
+    lost = (likelihood.observation(f).log_prob(y) - by_probit.log_prob(y)).mean()
+    if lost > MOST_LOST:
+        warnings.warn(
+            f"prior_precision={precision:.2g} by evidence lowers the mean log-likelihood "
+            f"of the rows given by {lost:.2f} nats, as if the network has memorized them. "
+            "Choose prior_precision on validation rows, or use TemperatureScaling.",
+            stacklevel=4,
+        )
 
 
 class _Curvature:
     """The Hessian of the negative log-likelihood, chunk by chunk of rows, in double precision."""
 
-    def __init__(self, outputs: int, inputs: int, structure: str, device: torch.device) -> None:
+    def __init__(self, weights: Tensor, structure: str) -> None:
+        outputs, inputs = weights.shape
         self.full = structure == "full"
-        self.rows, self.log_likelihood = 0, 0.0
+        self.rows = 0
+        self.log_likelihood = 0.0
         shape = (outputs, outputs, inputs, inputs) if self.full else (inputs, inputs)
-        self.inputs = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
+        self.inputs = torch.zeros(shape, dtype=torch.float64, device=weights.device)
+        self.outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=weights.device)
 
     def add(self, features: Tensor, hessians: Tensor) -> None:
         self.rows += len(features)
@@ -280,12 +287,10 @@ class _Curvature:
                 self.inputs[k, m] += (features * hessians[:, k, m, None]).mT @ features
 
     def decomposed(self, factor: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The eigenvalues ``[P]``, and the eigenvectors of one matrix or of two factors."""
+        """Return the eigenvalues ``[P]``, and the eigenvectors of one matrix or of two factors."""
         if not self.full:
-            (g, left), (a, right) = (
-                torch.linalg.eigh(self.outputs / self.rows),
-                torch.linalg.eigh(factor * self.inputs),
-            )
+            g, left = torch.linalg.eigh(self.outputs / self.rows)
+            a, right = torch.linalg.eigh(factor * self.inputs)
             return torch.outer(g.clamp_min(0.0), a.clamp_min(0.0)).flatten(), (left, right)
         size = len(self.outputs) * self.inputs.shape[-1]
         # eigh reads only the lower triangle, which is filled.
@@ -295,12 +300,12 @@ class _Curvature:
 
 
 def _mode(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> Tensor:
-    """The most probable weights, given a gradient of the negative log-likelihood at the start; else the start."""
+    """Return the most probable weights for this slope of the negative log-likelihood at the start, else the start."""
     return start if slope is None else (eigenvalues * start - slope) / (eigenvalues + precision)
 
 
 def _evidence(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:
-    """The terms of the log evidence with the prior's precision, all along the eigenvectors."""
+    """Return the terms of the log evidence with the prior's precision, all along the eigenvectors."""
     mode = _mode(precision, eigenvalues, start, slope)
     gain = 0.0 if slope is None else (start - mode) * (slope + 0.5 * eigenvalues * (mode - start))
     shrunk = 0.5 * (precision / (eigenvalues + precision)).log()
@@ -308,7 +313,7 @@ def _evidence(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tenso
 
 
 def _best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:
-    """The precision with the largest evidence."""
+    """Find the precision with the largest evidence."""
 
     def loss(log: float) -> float:
         return -_evidence(10.0**log, eigenvalues, start, slope)
@@ -409,7 +414,7 @@ class TrainedNetwork:
         return self._functional.skeleton
 
     def run(self, x: Any) -> Tensor:
-        """The network's output at some rows."""
+        """Compute the network's output at some rows."""
         output = self._functional.single(self._parameters, inputs_of(x))
         if not isinstance(output, Tensor):
             raise ValueError(
@@ -439,32 +444,32 @@ class LastLayer(NamedTuple):
     bias: str | None
 
     def features(self, network: TrainedNetwork, x: Any) -> tuple[Tensor, Tensor]:
-        """The layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
+        """Return the layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
         found: list[Tensor] = []
         layers = {self.place: network.skeleton.get_submodule(self.place)}
         with hooked(layers, lambda place, inputs, output: found.append(inputs.clone())):
             f = network.run(x)
         (inputs,) = found
-        return (
-            inputs if self.bias is None else torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-        ), f
+        if self.bias is not None:
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+        return inputs, f
 
     def matrix(self, values: dict[str, Tensor]) -> Tensor:
-        """The random parameters as one matrix ``[K, E]``, with the bias as its last column."""
+        """Return the random parameters as one matrix ``[K, E]``, with the bias as its last column."""
         weight = values[self.weight]
-        return (
-            weight if self.bias is None else torch.cat([weight, values[self.bias].unsqueeze(-1)], 1)
-        )
+        if self.bias is None:
+            return weight
+        return torch.cat([weight, values[self.bias].unsqueeze(-1)], 1)
 
     def parts(self, matrix: Tensor) -> dict[str, Tensor]:
-        """The values of the sites in such a matrix."""
+        """Return the values of the sites in such a matrix."""
         if self.bias is None:
             return {self.weight: matrix}
         return {self.weight: matrix[:, :-1], self.bias: matrix[:, -1]}
 
 
 def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
-    """The linear layer that computes the network's output, tried at a few inputs.
+    """Find the linear layer that computes the network's output, by a run at a few inputs.
 
     :raises ValueError: if the network does not end with a linear layer, called once with a vector for each row, or if
         its weight is fixed or shared.
@@ -473,11 +478,8 @@ def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
     with finder.watching(network.skeleton):
         network.run(x)
     if finder.place is None or not finder.takes_vectors_once:
-        linear = [
-            place
-            for place, module in network.skeleton.named_modules()
-            if isinstance(module, nn.Linear)
-        ]
+        modules = network.skeleton.named_modules()
+        linear = [place for place, module in modules if isinstance(module, nn.Linear)]
         raise ValueError(
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"
