@@ -207,10 +207,8 @@ class PriorChain(UnderPriors):
             points += part.point_sites()
         posterior = posterior_of(guide)
         excluded = _matched(exclude, posterior)
-        of_rows = []
-        for name in posterior:
-            if name not in excluded and self._is_of_rows(_site(guide, name)):
-                of_rows.append(name)
+        learned = [name for name in posterior if name not in excluded]
+        of_rows = [name for name in learned if self._is_of_rows(_site(guide, name))]
         for name in (*points, *of_rows, *excluded):
             posterior.pop(name, None)
         if not posterior:

@@ -35,6 +35,8 @@ from pyro_radial.nn.modules import Autocast
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
 PARTICLE_PLATE = "num_particles_vectorized"
+#: A model or a guide.
+Program = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,11 @@ class LossTerms:
 
     def copied(self) -> "LossTerms":
         """Return the same terms in memory of their own."""
-        by_site = (self.nll_by_site, self.kl_by_site, self.weight_space_kl_by_site)
-        nll, kl, weight_space_kl = (
-            {name: value.clone() for name, value in each.items()} for each in by_site
-        )
         return replace(
-            self, nll_by_site=nll, kl_by_site=kl, weight_space_kl_by_site=weight_space_kl
+            self,
+            nll_by_site=_mapped(Tensor.clone, self.nll_by_site),
+            kl_by_site=_mapped(Tensor.clone, self.kl_by_site),
+            weight_space_kl_by_site=_mapped(Tensor.clone, self.weight_space_kl_by_site),
         )
 
     def not_finite(self) -> list[str]:
@@ -125,24 +126,27 @@ class LossTerms:
             ("KL", self.kl_by_site),
             ("weight-space KL", self.weight_space_kl_by_site),
         )
-        named = [
-            (f"{kind} of site '{name}'", value)
-            for kind, terms in kinds
-            for name, value in terms.items()
-        ]
-        return [name for name, value in named if not bool(torch.isfinite(value))]
+        found = []
+        for kind, by_site in kinds:
+            for name, value in by_site.items():
+                if not bool(torch.isfinite(value)):
+                    found.append(f"{kind} of site '{name}'")
+        return found
 
 
 def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
     """Return the mean over particles; a pass with vectorized particles holds the sum over all of them."""
     first = particles[0]
+    sampled: dict[str, str] = {}
+    for particle in particles:
+        sampled |= particle.sampled_kl
     return LossTerms(
         first.kl_weight,
         _divided([p.nll_by_site for p in particles], num_particles),
         _divided([p.kl_by_site for p in particles], num_particles),
         lambda: _divided([p.entropy_by_site for p in particles], num_particles),
         first.num_data,
-        {name: reason for p in particles for name, reason in p.sampled_kl.items()},
+        sampled,
         first.weight_space_kl_weight,
         _divided([p.weight_space_kl_by_site for p in particles], num_particles),
     )
@@ -161,33 +165,43 @@ def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
     return result
 
 
+def _mapped(
+    function: Callable[[Tensor], Tensor], by_site: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    return {name: function(value) for name, value in by_site.items()}
+
+
 def _total(by_site: Mapping[str, Tensor]) -> Tensor:
-    """The sum over sites."""
+    """Return the sum over sites."""
     return as_tensor(sum(by_site.values()))
 
 
-def as_tensor(number: Any) -> Tensor:
+def as_tensor(number: float | Tensor) -> Tensor:
     """Return a number as a tensor. ``torch.as_tensor`` alone would move a tensor to the default device."""
     return number if isinstance(number, Tensor) else torch.as_tensor(number)
 
 
 def _weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
-    """The sum. A weight of zero omits the KL, which is infinite at the pole of a radial prior; tensors are not read."""
+    """Return the sum. A weight of zero omits the KL, infinite at the pole of a radial prior; tensors are not read."""
     if not isinstance(kl_weight, Tensor) and not kl_weight:
         return negative_log_likelihood
     return negative_log_likelihood + kl_weight * kl
 
 
 def _divided(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
-    """The sum over the mappings, site by site, divided by a number."""
-    return {name: as_tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
+    """Return the sum over the mappings, site by site, divided by a number."""
+    result = {}
+    for name in by_site[0]:
+        total = sum(each[name] for each in by_site)
+        result[name] = as_tensor(total) / number
+    return result
 
 
 class Run(NamedTuple):
     """A run of a guide, and of a model on it."""
 
-    model: Any
-    guide: Any
+    model: Program
+    guide: Program
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     model_trace: Trace
@@ -269,11 +283,9 @@ class TermsELBO(TraceMeanField_ELBO):
 
     def weight_at(self, step: int) -> float:
         """Return the weight of the KL at a step, counted from zero."""
-        return (
-            check_weight(self.kl_weight(step))
-            if callable(self.kl_weight)
-            else float(self.kl_weight)
-        )
+        if callable(self.kl_weight):
+            return check_weight(self.kl_weight(step))
+        return float(self.kl_weight)
 
     def keep(self, terms: Callable[[], LossTerms], gradients: bool) -> None:
         """Let :attr:`terms` return those of a loss that was evaluated elsewhere; with gradients it counts as a step."""
@@ -282,10 +294,10 @@ class TermsELBO(TraceMeanField_ELBO):
 
     def loss_and_terms(
         self,
-        model: Any,
-        guide: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        model: Program,
+        guide: Program,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         weight: float | Tensor,
         step: int,
     ) -> tuple[Tensor, LossTerms]:
@@ -298,11 +310,13 @@ class TermsELBO(TraceMeanField_ELBO):
         loss, evaluated = self._loss_and_passes(model, guide, args, dict(kwargs), weight, step)
         return loss, average(evaluated, self.num_particles)
 
-    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+    def loss(self, model: Program, guide: Program, *args: object, **kwargs: object) -> float:
         """Return the loss without gradients, as a number like Pyro's losses; this reads it on the host."""
         return float(self._total_of_passes(model, guide, args, kwargs, backward=False))
 
-    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def differentiable_loss(
+        self, model: Program, guide: Program, *args: object, **kwargs: object
+    ) -> Tensor:
         """Return the loss as a tensor to differentiate, without a host-device synchronization."""
         step = self.step + torch.is_grad_enabled()
         loss, evaluated = self._loss_and_passes(
@@ -311,21 +325,34 @@ class TermsELBO(TraceMeanField_ELBO):
         self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
         return loss
 
-    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def loss_and_grads(
+        self, model: Program, guide: Program, *args: object, **kwargs: object
+    ) -> Tensor:
         """Return the loss and add its gradients to those of the parameters, one pass after the other."""
         return self._total_of_passes(model, guide, args, kwargs, backward=True)
 
     def _loss_and_passes(
-        self, model: Any, guide: Any, args: Any, kwargs: Any, weight: float | Tensor, step: int
+        self,
+        model: Program,
+        guide: Program,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        weight: float | Tensor,
+        step: int,
     ) -> tuple[Tensor, list[LossTerms]]:
         passes = list(self._passes(model, guide, args, kwargs, weight, step))
         loss = as_tensor(sum([loss for loss, _ in passes]) / self.num_particles)
         return loss, [terms for _, terms in passes]
 
     def _total_of_passes(
-        self, model: Any, guide: Any, args: Any, kwargs: Any, backward: bool
+        self,
+        model: Program,
+        guide: Program,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        backward: bool,
     ) -> Tensor:
-        total: Any = 0.0
+        total: float | Tensor = 0.0
         evaluated = []
         step = self.step + torch.is_grad_enabled()
         for loss, terms in self._passes(
@@ -336,15 +363,16 @@ class TermsELBO(TraceMeanField_ELBO):
             if backward and loss.requires_grad:
                 (loss / self.num_particles).backward(retain_graph=self.retain_graph)
         self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
-        warn_if_nan(total, "loss")
-        return as_tensor(total)
+        result = as_tensor(total)
+        warn_if_nan(result, "loss")
+        return result
 
     def _passes(
         self,
-        model: object,
-        guide: object,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        model: Program,
+        guide: Program,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         weight: float | Tensor,
         step: int,
     ) -> Iterator[tuple[Tensor, LossTerms]]:
@@ -352,27 +380,35 @@ class TermsELBO(TraceMeanField_ELBO):
         check_types(Callable, model=model, guide=guide)
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
-            observed = {
-                name: -site["log_prob_sum"] for name, site in _observed(model_trace).items()
-            }
+            observed: dict[str, Tensor] = {}
+            for name, site in _observed(model_trace).items():
+                observed[name] = -site["log_prob_sum"]
             latent, weights = self._kls(run)
             loss = _weighted(_total(observed), weight, _total(latent))
             loss = _weighted(loss, self.weight_space_kl, _total(weights))
             # An entropy needs no value, which is a copy of all weights.
-            parts = {
-                name: {key: site[key] for key in ("fn", "scale", "mask")}
-                for name, site in guide_trace.nodes.items()
-                if name in latent
-            }
-            nll, kl, weight_space_kl = (
-                {name: value.detach() for name, value in terms.items()}
-                for terms in (observed, latent, weights)
+            parts = {}
+            for name, site in guide_trace.nodes.items():
+                if name in latent:
+                    parts[name] = {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
+            terms = LossTerms(
+                weight,
+                _mapped(Tensor.detach, observed),
+                _mapped(Tensor.detach, latent),
+                partial(entropies, parts),
+                num_data_of(model_trace),
+                run.sampled,
+                self.weight_space_kl,
+                _mapped(Tensor.detach, weights),
             )
-            others = partial(entropies, parts), num_data_of(model_trace), run.sampled
-            yield loss, LossTerms(weight, nll, kl, *others, self.weight_space_kl, weight_space_kl)
+            yield loss, terms
 
     def _get_trace(
-        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: Program,
+        guide: Program,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> tuple[Trace, Trace]:
         """Run the guide, and the model on it, and compute the log-densities of observations only.
 
@@ -381,9 +417,8 @@ class TermsELBO(TraceMeanField_ELBO):
         run: Any = poutine.trace(guide)
         try:
             guide_trace = run.get_trace(*args, **kwargs)
-            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(
-                *args, **kwargs
-            )
+            replayed = poutine.replay(model, trace=guide_trace)
+            model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
         except ValueError as error:
             # Validation stops at a value that follows from a broken parameter.
             for name, site in dict[str, Any](run.trace.nodes).items():
@@ -393,33 +428,33 @@ class TermsELBO(TraceMeanField_ELBO):
         self._check_covered(model_trace, guide_trace)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
-        model_trace, guide_trace = (
-            prune_subsample_sites(model_trace),
-            prune_subsample_sites(guide_trace),
-        )
+        model_trace = prune_subsample_sites(model_trace)
+        guide_trace = prune_subsample_sites(guide_trace)
         model_trace.compute_log_prob(lambda _, site: site["is_observed"])
         if is_validation_enabled():
             nodes: list[Any] = [*model_trace.nodes.values(), *guide_trace.nodes.values()]
-            for site in (node for node in nodes if node["type"] == "sample"):
-                # Pyro checks plates by the shape of the log-density.
-                stand_in: Any = {"log_prob": torch.empty(site["fn"].batch_shape, device="meta")}
-                check_site_shape(stand_in | site, self.max_plate_nesting)
+            for site in nodes:
+                if site["type"] == "sample":
+                    # Pyro checks plates by the shape of the log-density.
+                    stand_in = {"log_prob": torch.empty(site["fn"].batch_shape, device="meta")}
+                    check_site_shape(stand_in | site, self.max_plate_nesting)
             check_mean_field_requirement(model_trace, guide_trace)
         return model_trace, guide_trace
 
-    def _vectorized_num_particles(self, fn: Any) -> Any:
+    def _vectorized_num_particles(self, fn: Program) -> Program:
         """Repeat the particles as Pyro does, and record each site's distribution before and after."""
         repeated = super()._vectorized_num_particles(_RecordDistribution("own_distribution")(fn))
-        return _RecordDistribution("repeated_distribution")(repeated)
+        recorded: Program = _RecordDistribution("repeated_distribution")(repeated)
+        return recorded
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The KLs by site, and the KLs of the weights in losses that compare functions."""
+        """Return the KLs by site, and the KLs of the weights in losses that compare functions."""
         return self._site_kls(run), {}
 
     def _site_kls(
         self, run: Run, wanted: Callable[[str], bool] = lambda _: True
     ) -> dict[str, Tensor]:
-        """The KL of each latent site of the guide with a wanted name."""
+        """Return the KL of each latent site of the guide with a wanted name."""
         return {
             name: self._site_kl(name, site, run)
             for name, site in run.guide_trace.iter_stochastic_nodes()
@@ -427,7 +462,7 @@ class TermsELBO(TraceMeanField_ELBO):
         }
 
     def _site_kl(self, name: str, guide_site: object, run: Run) -> Tensor:
-        """The KL of one site, and a record of why it is sampled."""
+        """Return the KL of one site, and record why it is sampled."""
         kl = _analytic_kl(name, guide_site, run)
         if isinstance(kl, Tensor):
             return kl
@@ -439,26 +474,22 @@ class TermsELBO(TraceMeanField_ELBO):
         return _sampled_kl(name, run.model_trace, run.guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
-        latent, drawn = model_trace.iter_stochastic_nodes(), guide_trace.iter_stochastic_nodes()
-        missing = [
-            name for name, site in latent if name not in guide_trace and not site_is_subsample(site)
-        ]
-        if not missing:
-            return
-        advice = ""
-        if any(name not in model_trace and not is_auxiliary(site) for name, site in drawn):
-            advice = (
-                "; the guide has sites that the model no longer has, for instance after use_head: make a new guide for "
-                "the model as it is now, such as AutoRadial(model) or chain.guide(AutoRadial), or call use_head with "
-                "the head that the guide was made for"
-            )
-        raise ValueError(
-            f"guide must have latent site '{missing[0]}' of the model, got none{advice}"
-        )
+        for name, site in model_trace.iter_stochastic_nodes():
+            if name in guide_trace or site_is_subsample(site):
+                continue
+            advice = ""
+            drawn = guide_trace.iter_stochastic_nodes()
+            if any(other not in model_trace and not is_auxiliary(own) for other, own in drawn):
+                advice = (
+                    "; the guide has sites that the model no longer has, for instance after use_head: make a new guide "
+                    "for the model as it is now, such as AutoRadial(model) or chain.guide(AutoRadial), or call "
+                    "use_head with the head that the guide was made for"
+                )
+            raise ValueError(f"guide must have latent site '{name}' of the model, got none{advice}")
 
 
 def not_finite_parameter(name: str) -> ValueError:
-    """The error for a guide with a parameter that is not finite."""
+    """Return the error for a guide with a parameter that is not finite."""
     return ValueError(
         f"guide must have finite parameters, got NaN or infinity in {name}: training has diverged. Go back to a "
         "checkpoint, or start again with a smaller learning rate"
@@ -466,7 +497,7 @@ def not_finite_parameter(name: str) -> ValueError:
 
 
 def is_auxiliary(site: Any) -> bool:
-    """Whether a guide marks a site as one that the model does not have."""
+    """Return whether a guide marks a site as one that the model does not have."""
     return bool((site["infer"] or {}).get("is_auxiliary", False))
 
 
@@ -479,24 +510,23 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
 
 
 def _observed(model_trace: Trace) -> dict[str, Any]:
-    """The sites of observations."""
-    sites = dict[str, Any](model_trace.nodes).items()
-    return {
-        n: s
-        for n, s in sites
-        if s["type"] == "sample" and s["is_observed"] and not is_deterministic(s)
+    """Return the sites of observations."""
+    sites: dict[str, Any] = {
+        name: model_trace.nodes[name] for name in model_trace.observation_nodes
     }
+    return {name: site for name, site in sites.items() if not is_deterministic(site)}
 
 
 def num_data_of(model_trace: Trace) -> int | None:
     """Return the full size of the plates around the observations; sites that share their plates count once."""
     sizes = {}
     for site in _observed(model_trace).values():
-        frames = [f for f in site["cond_indep_stack"] if f.name != PARTICLE_PLATE]
-        if frames:
-            sizes[frozenset(f.name for f in frames)] = math.prod(
-                f.full_size or f.size for f in frames
-            )
+        plates = {}
+        for frame in site["cond_indep_stack"]:
+            if frame.name != PARTICLE_PLATE:
+                plates[frame.name] = frame.full_size or frame.size
+        if plates:
+            sizes[frozenset(plates)] = math.prod(plates.values())
     return sum(sizes.values()) if sizes else None
 
 
@@ -515,7 +545,7 @@ class _RecordDistribution(Messenger):
 
 
 def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
-    """The scaled and masked KL of a latent site in nats, or in words why it must be sampled."""
+    """Return the scaled and masked KL of a latent site in nats, or in words why it must be sampled."""
     model_site: Any = run.model_trace.nodes.get(name)
     if is_validation_enabled() and not guide_site["fn"].has_rsample:
         raise NotImplementedError(
@@ -529,7 +559,8 @@ def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
     scales = guide_site["scale"], model_site["scale"]
     if not _same(guide_site["mask"], model_site["mask"]):
         return "masked differently in the model and the guide"
-    q, p = own_distribution(guide_site), own_distribution(model_site)
+    q = own_distribution(guide_site)
+    p = own_distribution(model_site)
     # Torch's registry has Pyro's rule for two masked normals, which is wrong for different masks.
     masked = all(isinstance(leaf(d), Normal) and unmasked(d) is not d for d in (q, p))
     try:
@@ -548,25 +579,22 @@ def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
 
 
 def _sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
-    """An unbiased estimate of the KL of a latent site, or the log-density of an auxiliary site of the guide."""
+    """Estimate the KL of a latent site without bias, or return the log-density of an auxiliary site of the guide."""
     site: Any = guide_trace.nodes[name]
     check_drawn(name, site, "prior must have a KL in closed form")
     score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
-    entropy_term: Tensor = score_parts.scale_and_mask(
-        site["scale"], site["mask"]
-    ).entropy_term.sum()
-    return (
-        entropy_term - _log_prob_sum(name, model_trace)
-        if name in model_trace.nodes
-        else entropy_term
-    )
+    score_parts = score_parts.scale_and_mask(site["scale"], site["mask"])
+    log_density: Tensor = score_parts.entropy_term.sum()
+    if name not in model_trace.nodes:
+        return log_density
+    return log_density - _log_prob_sum(name, model_trace)
 
 
 def own_distribution(site: Any) -> Any:
-    """A site's distribution before the plate of particles repeated it, unless a handler has replaced it since."""
-    return (
-        site["own_distribution"] if site["fn"] is site.get("repeated_distribution") else site["fn"]
-    )
+    """Return a site's distribution before particles repeated it, unless a handler has replaced it since."""
+    if site["fn"] is site.get("repeated_distribution"):
+        return site["own_distribution"]
+    return site["fn"]
 
 
 def _log_prob_sum(name: str, trace: Any) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.data import Rows, move
+from pyro_radial.infer.prediction.guide_draws import sample_at
 from pyro_radial.nn.bayesian_module import check_fixed
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -113,10 +114,7 @@ class LastLayerLaplace(nn.Module):
         )
         matrix = (mean + self._rotated(z)).reshape_as(self.layer.matrix(values))
         values.update(self.layer.parts(matrix))
-        return {
-            name: pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
-            for name, value in values.items()
-        }
+        return sample_at(values)
 
     def _rotated(self, z: Tensor) -> Tensor:
         """Compute the change of the weights from unit noise ``[..., P]``."""
@@ -374,13 +372,8 @@ class TrainedNetwork:
                 f"model must have a likelihood, got {type(model).__name__} without one"
             )
         self.likelihood: Likelihood = network.likelihood
-
-        def at_values() -> None:
-            for name, value in values.items():
-                pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
-
         with one_at_a_time(), torch.no_grad(), poutine.block(), evaluating(model):
-            drawn = network.draw(poutine.trace(at_values).get_trace())
+            drawn = network.draw(poutine.trace(sample_at).get_trace(values))
             sites = [name for name, _ in drawn.trace.iter_stochastic_nodes()]
             missing = [name for name in sites if name not in values]
             if missing:

@@ -52,31 +52,28 @@ class GuideDraws:
 
     @property
     def from_distributions(self) -> bool:
-        """Whether the next draw comes from the distributions of the first."""
+        """Return whether the next draw comes from the distributions of the first."""
         return self._first is not None
 
     def draw(self, *args: Any) -> Trace:
-        """One draw of all sites, as a trace that a model can be replayed with."""
+        """Draw all sites once, as a trace that a model can be replayed with."""
         if self._first is not None:
             return _with_values(self._first, lambda site: site["fn"]())
         trace = poutine.trace(self._guide).get_trace(*args)
         for name, site in trace.iter_stochastic_nodes():
             check_drawn(name, site, "guide must draw whole functions")
         # A plate has a site too, so a guide that samples its own sites alone has no plates.
-        if not handlers_around() and _own_sites(self._guide) == {
-            name for name, _ in trace.iter_stochastic_nodes()
-        }:
+        names = {name for name, _ in trace.iter_stochastic_nodes()}
+        if not handlers_around() and _own_sites(self._guide) == names:
             # The values, a copy of all weights, are let go.
             self._first = _with_values(trace, lambda site: None)
         return trace
 
     def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
-        """Whether all draws, of which this is one, are the same at all sites but those ignored."""
+        """Return whether all draws, of which this is one, are the same at all sites but those ignored."""
         if isinstance(self._guide, PosteriorSamples):
-            return all(
-                name in ignored or are_identical(values)
-                for name, values in self._guide.samples.items()
-            )
+            samples = self._guide.samples.items()
+            return all(name in ignored or are_identical(values) for name, values in samples)
         return all(
             name in ignored or site_is_subsample(site) or isinstance(leaf(site["fn"]), dist.Delta)
             for name, site in drawn.iter_stochastic_nodes()
@@ -112,30 +109,26 @@ class PosteriorSamples:
         if len({*numbers.values()}) != 1:
             raise ValueError(f"samples must have one number of draws for all sites, got {numbers}")
         self.samples = dict(samples)
-        self._number, self._done = next(iter(numbers.values())), 0
+        self._done = 0
 
     def __len__(self) -> int:
-        return self._number
+        return len(next(iter(self.samples.values())))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The next sample of every site; the arguments of the model are not used."""
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """Return the next sample of every site; the arguments of the model are not used."""
         values = {name: values[self._done] for name, values in self.samples.items()}
         self._done += 1
-        return {
-            name: pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
-            for name, value in values.items()
-        }
+        return sample_at(values)
 
     def check(self, model: Callable[..., Any], x: Any) -> None:
         """Raise a ValueError naming a site that is not a latent site of ``model(x)``, or has another shape."""
         with seeded(0, device_of(model)), evaluating(model), torch.no_grad():
             trace = poutine.trace(model).get_trace(x)
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
-        shapes = {
-            name: tuple(site["value"].shape)
-            for name, site in sites.items()
-            if not (site_is_subsample(site) or is_target(site))
-        }
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, site in sites.items():
+            if not site_is_subsample(site) and not is_target(site):
+                shapes[name] = tuple(site["value"].shape)
         for name, values in self.samples.items():
             if name not in shapes:
                 raise ValueError(
@@ -146,6 +139,14 @@ class PosteriorSamples:
                     f"samples of site '{name}' must have shape {('S', *shapes[name])}, got {tuple(values.shape)}; "
                     "MCMC.get_samples() joins the chains, unless group_by_chain=True"
                 )
+
+
+def sample_at(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sample sites that each have one value."""
+    return {
+        name: pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
+        for name, value in values.items()
+    }
 
 
 def check_global(drawn: Trace, wanted: str, got: str) -> None:
@@ -163,16 +164,10 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
     A guide may leave sites out, or have more than the model runs (``trace``), but not both. Sites with a swapped prior
     may always be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
     """
-    unused = [
-        name
-        for name, site in drawn.iter_stochastic_nodes()
-        if name not in trace and not _is_own(site)
-    ]
-    missing = [
-        name
-        for name, site in trace.iter_stochastic_nodes()
-        if name not in drawn and not _has_prior(site)
-    ]
+    of_guide = drawn.iter_stochastic_nodes()
+    unused = [name for name, site in of_guide if name not in trace and not _is_own(site)]
+    of_model = trace.iter_stochastic_nodes()
+    missing = [name for name, site in of_model if name not in drawn and not _has_prior(site)]
     if unused and missing:
         raise ValueError(
             f"guide must have the latent sites of the model, got none for {missing}, which would be drawn from "
@@ -189,17 +184,17 @@ def _with_values(trace: Trace, value_of: Callable[[Any], Any]) -> Trace:
 
 
 def _own_sites(guide: object) -> set[str] | None:
-    """The sites of a guide of this library, or of a list of such, that runs as it does there; else None."""
+    """Return the sites of a guide of this library, or of a list of such, that runs as it does there; else None."""
     if isinstance(guide, AutoPerSite):
         return set(guide.latent_sites) if _runs_as(guide, AutoPerSite) else None
     if not isinstance(guide, AutoGuideList) or not _runs_as(guide, AutoGuideList):
         return None
     found = [_own_sites(part) for part in guide]
-    return None if None in found else {name for sites in found for name in sites or ()}
+    return None if None in found else set().union(*filter(None, found))
 
 
-def _runs_as(guide: nn.Module, cls: Any) -> bool:
-    """Whether calling the guide does what the class does."""
+def _runs_as(guide: nn.Module, cls: type[nn.Module]) -> bool:
+    """Return whether calling the guide does what the class does."""
     own_forward = getattr(guide.forward, "__func__", None) is cls.forward
     return own_forward and type(guide).__call__ is cls.__call__
 
@@ -207,11 +202,8 @@ def _runs_as(guide: nn.Module, cls: Any) -> bool:
 def _check_has_parameters(guide: object) -> None:
     # Without targets a new autoguide would take them for latent.
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
-        if (
-            isinstance(part, AutoGuide)
-            and not isinstance(part, AutoGuideList)
-            and part.prototype_trace is None
-        ):
+        has_own = isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList)
+        if has_own and part.prototype_trace is None:
             raise ValueError(
                 f"guide must have its parameters, got {type(part).__name__} without any yet; train it, or run it once "
                 "on inputs and targets: guide(x, y)"
@@ -219,10 +211,10 @@ def _check_has_parameters(guide: object) -> None:
 
 
 def _is_own(site: Any) -> bool:
-    """Whether a site of a guide belongs to the guide alone."""
+    """Return whether a site of a guide belongs to the guide alone."""
     return site_is_subsample(site) or bool(site["infer"].get("is_auxiliary", False))
 
 
 def _has_prior(site: Any) -> bool:
-    """Whether a site of a model is drawn from its distribution on purpose."""
+    """Return whether a site of a model is drawn from its distribution on purpose."""
     return site_is_subsample(site) or is_target(site) or site["infer"].items() >= SWAPPED.items()

@@ -43,7 +43,7 @@ def linearized_samples(
 
 
 def output_marginals(model: Any, posterior: Any, function_site: str) -> Marginals:
-    """What gives the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of the outputs at some rows."""
+    """Return a function of rows: the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of the outputs."""
     if hasattr(posterior, "joint_marginals"):
         exact: Marginals = posterior.joint_marginals(model)
         return exact
@@ -62,7 +62,7 @@ def output_marginals(model: Any, posterior: Any, function_site: str) -> Marginal
 
 
 def posterior_with_moments(guide: Any, x: Tensor, method: str) -> Any:
-    """A guide's posterior by site, or the guide if it knows the outputs' moments; errors if it has sites in a plate."""
+    """Return a guide's posterior by site, or the guide if it knows the outputs' moments; refuse sites in a plate."""
     if hasattr(guide, "joint_marginals"):
         return guide
     parts: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
@@ -75,11 +75,14 @@ def posterior_with_moments(guide: Any, x: Tensor, method: str) -> Any:
             )
     with one_at_a_time(), evaluating(guide):
         check_global(draws.draw(x), "method must be 'draws'", repr(method))
-    return {name: distribution for part in parts for name, distribution in part.posterior().items()}
+    posterior: dict[str, Any] = {}
+    for part in parts:
+        posterior |= part.posterior()
+    return posterior
 
 
 def _draws(mean: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
-    """Normal draws ``[N, S, O]`` with means ``[N, O]`` and covariances ``[N, O, O]``, which may be singular."""
+    """Draw from normals, ``[N, S, O]``, with means ``[N, O]`` and covariances ``[N, O, O]``, which may be singular."""
     covariance = covariance.double()
     factor, info = torch.linalg.cholesky_ex(covariance)
     failed = info > 0

@@ -142,7 +142,12 @@ def _drawn(
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
     if isinstance(guide, Mapping):
-        guide, num_samples = _samples(guide, num_samples)
+        guide = PosteriorSamples(guide)
+        if num_samples not in (None, len(guide)):
+            raise ValueError(
+                f"num_samples must be left out with samples, which are {len(guide)} for each site, got {num_samples}"
+            )
+        num_samples = len(guide)
         guide.check(model, move(take(x, chunks[0]), device))
     count = positive_count(
         "num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
@@ -177,13 +182,12 @@ def _drawn(
                             )
                         tree_map(lambda kept, v: kept[draw, rows].copy_(v), samples, values)  # noqa: B023
                         bar.update()
-                for argument, value in run.noise().items():
+                for argument, value in run.noise.items():
                     noise.setdefault(argument, []).append(value)
     likelihood = getattr(model, "likelihood", None)
     warn_if_identical(samples, lambda: draws.is_point(drawn, own_names(likelihood)))
-    return prediction_of(
-        samples, likelihood, {name: torch.stack(values) for name, values in noise.items()}
-    )
+    stacked = {name: torch.stack(values) for name, values in noise.items()}
+    return prediction_of(samples, likelihood, stacked)
 
 
 def _check(
@@ -200,15 +204,14 @@ def _check(
         raise ValueError(
             f"model must have a likelihood of classes for method='probit', got {type(likelihood).__name__}"
         )
-    if isinstance(getattr(model, "likelihood", None), NamedLikelihoods):
-        for name, given, only in (
-            ("method", method, "draws"),
-            ("function_site", function_site, FUNCTION_SITE),
-        ):
-            if given != only:
-                raise ValueError(
-                    f"{name} must be {only!r} for a model of named outputs, got {given!r}"
-                )
+    if not isinstance(likelihood, NamedLikelihoods):
+        return
+    if method != "draws":
+        raise ValueError(f"method must be 'draws' for a model of named outputs, got {method!r}")
+    if function_site != FUNCTION_SITE:
+        raise ValueError(
+            f"function_site must be {FUNCTION_SITE!r} for a model of named outputs, got {function_site!r}"
+        )
 
 
 def _linearized(
@@ -245,13 +248,16 @@ class _NetworkRun:
     """The function for a draw of the guide, by its network alone."""
 
     def __init__(self, network: ModelNetwork, draws: GuideDraws) -> None:
-        self._network, self._draws = network, draws
+        self._network = network
+        self._draws = draws
         self._function: Callable[..., Any] = network
-        self._checked = self._has_run = False
+        self._checked = False
+        self._has_run = False
         #: Whether a copy of the network runs for all further draws, and neither the guide nor the model does.
         self.is_copy = False
         self._parameters: dict[str, Tensor] = {}
-        self._noise: dict[str, Tensor] = {}
+        #: The noise that belongs to the draw, ``[1]`` by argument of the likelihood's ``observation``.
+        self.noise: dict[str, Tensor] = {}
 
     def start(self, drawn: Trace) -> None:
         """Take another draw of the guide."""
@@ -261,23 +267,21 @@ class _NetworkRun:
         if direct is not None:
             self._parameters = direct
             if self._has_run and self._draws.from_distributions and not self.is_copy:
-                self._function, self.is_copy = self._network.copy_of_function(), True
+                self._function = self._network.copy_of_function()
+                self.is_copy = True
             return
         draw = self._network.draw(drawn)
         if not self._checked:
             check_sites(drawn, draw.trace)
-        self._parameters, self._noise, self._checked = draw.parameters, draw.noise, True
+        self._checked = True
+        self._parameters = draw.parameters
+        self.noise = draw.noise
 
     def values(self, inputs: Any) -> Any:
-        """The function at some rows."""
+        """Compute the function at some rows."""
         self._has_run = True
-        return _checked_rows(
-            self._function(inputs, self._parameters), FUNCTION_SITE, num_rows(inputs)
-        )
-
-    def noise(self) -> dict[str, Tensor]:
-        """The noise that belongs to the draw, ``[1]`` by argument of the likelihood's ``observation``."""
-        return self._noise
+        values = self._function(inputs, self._parameters)
+        return _checked_rows(values, FUNCTION_SITE, num_rows(inputs))
 
 
 class _ModelRun:
@@ -287,7 +291,8 @@ class _ModelRun:
 
     def __init__(self, model: Callable[..., Any], function_site: str) -> None:
         likelihood = getattr(model, "likelihood", None)
-        self._model, self._sites = model, function_sites(likelihood, function_site)
+        self._model = model
+        self._sites = function_sites(likelihood, function_site)
         self._noise_sites: dict[str, str] = getattr(likelihood, "noise_sites", {})
         self._drawn = self._latest = Trace()
         self._checked = False
@@ -297,9 +302,8 @@ class _ModelRun:
 
     def values(self, inputs: Any) -> Any:
         try:
-            self._latest = poutine.trace(poutine.replay(self._model, trace=self._drawn)).get_trace(
-                inputs
-            )
+            replayed = poutine.replay(self._model, trace=self._drawn)
+            self._latest = poutine.trace(replayed).get_trace(inputs)
         except TypeError as error:
             error.add_note(
                 "predict calls model(x); unpack several inputs in the model, as in `x, group = inputs`"
@@ -312,22 +316,18 @@ class _ModelRun:
                     f"function_site must be a site of the model, got '{site}', which it does not have; record the "
                     f'function\'s values with pyro.deterministic("{site}", values)'
                 )
-        values = tree_map(
-            lambda site: _checked_rows(nodes[site]["value"], site, num_rows(inputs)), self._sites
-        )
+            _checked_rows(nodes[site]["value"], site, num_rows(inputs))
         if not self._checked:
             check_sites(self._drawn, self._latest)
             self._checked = True
         # What the model samples outside of plates stays for the next rows.
         for name, site in self._latest.iter_stochastic_nodes():
-            if (
-                name not in self._drawn
-                and not site["cond_indep_stack"]
-                and not site_is_subsample(site)
-            ):
+            in_plate = site_is_subsample(site) or bool(site["cond_indep_stack"])
+            if name not in self._drawn and not in_plate:
                 self._drawn.add_node(name, **site)
-        return values
+        return tree_map(lambda site: nodes[site]["value"], self._sites)
 
+    @property
     def noise(self) -> dict[str, Tensor]:
         nodes: Any = self._latest.nodes
         return {
@@ -339,26 +339,13 @@ class _ModelRun:
 def _run_of(
     model: Callable[..., Any], draws: GuideDraws, function_site: str, dropout: bool
 ) -> _NetworkRun | _ModelRun:
-    """The network alone if it is known to give the function: no handler, no other site, no masks of chunks."""
-    network = (
-        None
-        if dropout or handlers_around() or function_site != FUNCTION_SITE
-        else find_network(model)
-    )
+    """Run the network alone if it is known to give the function: no handler, no other site, no masks of chunks."""
+    if dropout or handlers_around() or function_site != FUNCTION_SITE:
+        return _ModelRun(model, function_site)
+    network = find_network(model)
     if network is None or network.likelihood is None:
         return _ModelRun(model, function_site)
     return _NetworkRun(network, draws)
-
-
-def _samples(
-    samples: Mapping[str, Tensor], num_samples: int | None
-) -> tuple[PosteriorSamples, int]:
-    guide = PosteriorSamples(samples)
-    if num_samples not in (None, len(guide)):
-        raise ValueError(
-            f"num_samples must be left out with samples, which are {len(guide)} for each site, got {num_samples}"
-        )
-    return guide, len(guide)
 
 
 def _checked_rows(values: object, function_site: str, number: int) -> Any:

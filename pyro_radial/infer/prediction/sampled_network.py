@@ -5,7 +5,6 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -91,11 +90,9 @@ class SampledNetwork(nn.Module):
         network = network_of(model)
         # In a tuple, so that it is not a submodule with parameters.
         self._likelihood = (network.likelihood,)
-        args = (
-            ()
-            if x is None
-            else (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
-        )
+        args: tuple[Any, ...] = ()
+        if x is not None:
+            args = (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
         draws, noise, idle = _draw(model, guide, network, num_samples, args)
         # Not a submodule, since calls use the buffers. Each thread takes its own copy, since a call changes it.
         self._functional = network.bnn.computation()
@@ -107,11 +104,9 @@ class SampledNetwork(nn.Module):
                 # A compiler does not see that the fast path is off, but it sees that a layer with a hook has none.
                 layer.register_forward_pre_hook(_no_change)
         saved = {*draws, *noise, *idle, *network.bnn.net.state_dict()}
-        self.draws, self._draw_names = _as_buffers(draws, saved)
-        self.shared, self._shared_names = _as_buffers(
-            {**network.bnn.fixed_tensors(), **idle}, saved
-        )
-        self.noise, self._noise_names = _as_buffers(noise, saved)
+        self.draws = _as_buffers(draws, saved)
+        self.shared = _as_buffers({**network.bnn.fixed_tensors(), **idle}, saved)
+        self.noise = _as_buffers(noise, saved)
 
     @property
     def likelihood(self) -> Any:
@@ -141,16 +136,13 @@ class SampledNetwork(nn.Module):
         :param kwargs: inputs by name.
         :returns: what the network returns, with tensors of shape ``[S, ...]``.
         """
-        drawn, shared = (
-            _tensors(self.draws, self._draw_names),
-            _tensors(self.shared, self._shared_names),
-        )
+        drawn = _tensors(self.draws)
+        shared = _tensors(self.shared)
         run = self._traced if torch.compiler.is_compiling() else self._eager
         outputs = []
         for start in range(0, self.num_samples, self.chunk_size):
-            chunk = {
-                name: tensor[start : start + self.chunk_size] for name, tensor in drawn.items()
-            }
+            some = slice(start, start + self.chunk_size)
+            chunk = {name: tensor[some] for name, tensor in drawn.items()}
             outputs.append(run(shared, chunk, args, kwargs))
         return tree_map(
             lambda *own: torch.cat(own) if isinstance(own[0], Tensor) else own[0], *outputs
@@ -194,12 +186,10 @@ class SampledNetwork(nn.Module):
         warn_if_identical(
             samples, lambda: all(are_identical(values) for values in self.draws.buffers())
         )
-        return prediction_of(
-            samples, self.likelihood, dict(_tensors(self.noise, self._noise_names))
-        )
+        return prediction_of(samples, self.likelihood, _tensors(self.noise))
 
     def extra_repr(self) -> str:
-        """The number of draws, for printing."""
+        """Return the number of draws, for printing."""
         return f"num_samples={self.num_samples}, chunk_size={self.chunk_size}"
 
     def _eager(self, shared: Any, drawn: Any, args: Any, kwargs: Any) -> Any:
@@ -215,7 +205,7 @@ class SampledNetwork(nn.Module):
             self._unused.append(functional)
 
     def _traced(self, shared: Any, drawn: Any, args: Any, kwargs: Any) -> Any:
-        """The same for a compiler."""
+        """Run some draws for a compiler."""
         skeleton = self._functional.skeleton
 
         def one(draw: Mapping[str, Tensor]) -> Any:
@@ -225,7 +215,8 @@ class SampledNetwork(nn.Module):
         attends = any(isinstance(module, nn.MultiheadAttention) for module in skeleton.modules())
         # Most batching rules turn an open number of rows into the number of the example.
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        is_open = any(isinstance(size, torch.SymInt) for tensor in given for size in tensor.shape)
+        sizes = [size for tensor in given for size in tensor.shape]
+        is_open = any(isinstance(size, torch.SymInt) for size in sizes)
         if self.batching == "vmap" and not attends and not is_open:
             with sdpa_kernel(SDPBackend.MATH):
                 return vmap(one, randomness="different")(drawn)
@@ -235,7 +226,7 @@ class SampledNetwork(nn.Module):
 def _draw(
     model: Any, guide: Any, network: ModelNetwork, num_samples: int, args: tuple[Any, ...]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """All draws of the parameters in use and of the noise, ``[S, ...]``, and the values of idle parameters."""
+    """Return all draws of the parameters in use and of the noise, ``[S, ...]``, and the values of idle parameters."""
     guide_draws = GuideDraws(guide)
     device = device_of(guide, model)
     in_use = set(network.bnn.sites_in_use)
@@ -253,36 +244,30 @@ def _draw(
                 draw = network.draw(drawn)
         if number == 0:
             check_sites(drawn, draw.trace)
-            idle = {
-                name: value.clone() for name, value in draw.parameters.items() if name not in in_use
-            }
-            kept = {name: value for name, value in draw.parameters.items() if name in in_use}
-            draws = {
-                name: value.new_empty(num_samples, *value.shape) for name, value in kept.items()
-            }
-            noise = {
-                name: value.new_empty(num_samples, *value.shape)
-                for name, value in draw.noise.items()
-            }
+            for name, value in draw.parameters.items():
+                if name in in_use:
+                    draws[name] = value.new_empty(num_samples, *value.shape)
+                else:
+                    idle[name] = value.clone()
+            for name, value in draw.noise.items():
+                noise[name] = value.new_empty(num_samples, *value.shape)
         for stack, values in ((draws, draw.parameters), (noise, draw.noise)):
             for name, tensor in stack.items():
                 tensor[number] = values[name]
     return draws, noise, idle
 
 
-def _as_buffers(
-    tensors: Mapping[str, Tensor], saved: set[str]
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Modules nested by the tensors' names that hold them as buffers, and the names."""
+def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> nn.Module:
+    """Make modules nested by the tensors' names that hold them as buffers."""
     root = nn.Module()
     for name, tensor in tensors.items():
         owner, leaf = place_below(root, name)
         owner.register_buffer(leaf, tensor, persistent=name in saved)
-    return root, tuple(tensors)
+    return root
 
 
-def _tensors(root: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
-    return {name: attrgetter(name)(root) for name in names}
+def _tensors(root: nn.Module) -> dict[str, Tensor]:
+    return dict(root.named_buffers(remove_duplicate=False))
 
 
 def _no_change(layer: nn.Module, args: object) -> None:
