@@ -23,7 +23,7 @@ from pyro.infer.autoguide import (
 )
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.distributions import biject_to
+from torch.distributions import Distribution, biject_to
 from torch.distributions.constraints import Constraint
 
 from pyro_radial._pyro.checks import check_flag, check_items, check_types, positive_float
@@ -41,6 +41,7 @@ from pyro_radial.distributions.wrappers import (
     pull_back,
     with_base,
 )
+from pyro_radial.infer.autoguide.families.family import PyroSite
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.nn.modules import device_of
@@ -108,7 +109,7 @@ class PriorChain(UnderPriors):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         form: Literal["normal", "exact"] = "normal",
         weight: float = 1.0,
     ) -> None:
@@ -249,12 +250,12 @@ class PriorChain(UnderPriors):
                 stacklevel=2,
             )
 
-    def _is_of_rows(self, site: Any) -> bool:
+    def _is_of_rows(self, site: PyroSite | None) -> bool:
         """Return whether a site is in all plates of an observed site, so that its values belong to rows of a task."""
         plates = site["cond_indep_stack"] if site else ()
         return any(own and own.issubset(plates) for own in self._observed)
 
-    def _stored(self, name: str, distribution: Any, site: Any) -> StoredDistribution:
+    def _stored(self, name: str, distribution: object, site: PyroSite | None) -> StoredDistribution:
         """Copy a posterior in the chain's form, or raise a ValueError that names the site."""
         if not isinstance(distribution, TorchDistributionMixin):
             raise ValueError(
@@ -283,7 +284,7 @@ class PriorChain(UnderPriors):
         return stored
 
     def _load_from_state_dict(
-        self, state_dict: object, prefix: str, *args: Any, **kwargs: Any
+        self, state_dict: object, prefix: str, *args: object, **kwargs: object
     ) -> None:
         # Loaded priors have not been compared with their sites yet.
         self._compared.clear()
@@ -307,7 +308,7 @@ def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
     return type(posterior)(posterior.loc, (precision + (weight - 1.0) * gain).rsqrt())
 
 
-def _init_to_distributions(distributions: Mapping[str, Any], site: Mapping[str, Any]) -> Tensor:
+def _init_to_distributions(distributions: Mapping[str, Distribution], site: PyroSite) -> Tensor:
     """Start a site at the mean of its distribution in unconstrained space, or else as the network does."""
     if site["name"] not in distributions:
         return init_to_network(site)
@@ -336,11 +337,11 @@ def _own_parts(guide: object) -> list[Any]:
 
 
 @torch.no_grad()
-def posterior_of(guide: Any) -> dict[str, Any]:
+def posterior_of(guide: object) -> dict[str, Distribution]:
     """Return ``{site: distribution}`` on each site's own support, detached from training; see ``advance``."""
     if isinstance(guide, Mapping):
         return dict(guide)
-    posterior: dict[str, Any] = {}
+    posterior: dict[str, Distribution] = {}
     for part in _parts(guide):
         if hasattr(part, "posterior"):
             posterior |= part.posterior()
@@ -381,7 +382,7 @@ def _is_normal(part: object) -> bool:
     return any(isinstance(part, cls) and type(part).forward is cls.forward for cls in NORMAL_GUIDES)
 
 
-def _normals(part: Any) -> Iterator[tuple[str, Any, Any]]:
+def _normals(part: Any) -> Iterator[tuple[str, PyroSite, Distribution]]:
     """Yield each site's name, the site, and its normal in unconstrained space."""
     if part.prototype_trace is None:
         raise RuntimeError(f"{type(part).__name__} has no parameters yet; train it first")
@@ -399,12 +400,12 @@ def _normals(part: Any) -> Iterator[tuple[str, Any, Any]]:
             position = own.stop
 
 
-def _event_dim(site: Any, unconstrained_dim: int) -> int:
+def _event_dim(site: PyroSite, unconstrained_dim: int) -> int:
     # A transform may change the number of event dimensions, as the one of a covariance does.
     return site["fn"].event_dim + unconstrained_dim - site["value"].dim()
 
 
-def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
+def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Distribution:
     """Return the marginal of some elements of a normal on a vector, with a covariance for each event."""
     batch = shape[: len(shape) - event_dim]
     event = shape[len(shape) - event_dim :]
@@ -421,13 +422,13 @@ def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
     return normal if event_dim == 1 else dist.TransformedDistribution(normal, [reshape])
 
 
-def _on_support(support: Constraint, normal: Any) -> Any:
+def _on_support(support: Constraint, normal: Distribution) -> Distribution:
     if is_real(support):
         return normal
     return Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
 
 
-def _site(guide: object, name: str) -> Any:
+def _site(guide: object, name: str) -> PyroSite | None:
     """Return the model's site of that name, or None if the guide does not know it."""
     for part in _parts(guide):
         trace = getattr(part, "prototype_trace", None)

@@ -227,7 +227,7 @@ class _StreamRun:
         self.chain.advance(self._train(task, rest, (number, TRAINING, 0), options, also))
 
     def _loss_with_functions(
-        self, kept: KeptRows, number: int, loss: Any
+        self, kept: KeptRows, number: int, loss: TermsELBO | None
     ) -> tuple[FunctionChainELBO, list[int]]:
         """Make the loss that holds functions at kept inputs, and return it with the heads of these."""
         if loss is None:
@@ -259,7 +259,7 @@ class _StreamRun:
             memories,
             loss.num_particles,
             kl_weight=coreset.weight,  # type: ignore[arg-type]
-            weight_space_kl=loss.kl_weight,
+            weight_space_kl=loss.weight_at(0),
             max_points=coreset.max_points,  # type: ignore[arg-type]
             vectorize_particles=loss.vectorize_particles,
             strict_kl=loss.strict_kl,
@@ -267,7 +267,12 @@ class _StreamRun:
         return holding, list(inputs)
 
     def _train(
-        self, task: Task, data: Pair, stage: tuple[int, ...], options: Any, also: Sequence[int] = ()
+        self,
+        task: Task,
+        data: Pair,
+        stage: tuple[int, ...],
+        options: Mapping[str, Any],
+        also: Sequence[int] = (),
     ) -> Any:
         """Train a guide on data of a task, with random numbers of this stage, and with other heads besides."""
         self._use_head(task, also)
@@ -328,7 +333,7 @@ class _StreamRun:
             if num_data is not None:
                 self.chain.likelihood.train_on(num_data)
 
-    def _accuracy(self, guide: Callable[..., Any], learned: int, number: int) -> float:
+    def _accuracy(self, guide: Callable[..., object], learned: int, number: int) -> float:
         task = self.stream[number]
         x, y = self._measured(task)
         self._use_head(task)
@@ -451,7 +456,7 @@ def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
         raise
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def _nothing(*args: object, **kwargs: object) -> None:
     """A guide without sites."""
 
 

@@ -14,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from pyro_radial._pyro.checks import check_types, positive_count
+from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
@@ -92,7 +92,7 @@ class Diagnosis:
 
 @torch.no_grad()
 def diagnose(
-    model: Callable[..., Any],
+    model: Callable[..., object],
     guide: nn.Module,
     data: Any,
     *,
@@ -123,14 +123,14 @@ def diagnose(
         >>> diagnosis.unmoved_scales
         ['weight', 'bias']
     """
-    positive_count("num_particles", num_particles)
+    elbo = TermsELBO(num_particles=num_particles, kl_weight=kl_weight)
     check_types(Callable, model=model)
     check_types(nn.Module, guide=guide)
     device = device_of(guide, model)
     x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
-    if (broken := first_not_finite(guide.named_parameters())) is not None:
+    broken = first_not_finite(guide.named_parameters())
+    if broken is not None:
         raise not_finite_parameter(broken)
-    elbo = TermsELBO(num_particles=num_particles, kl_weight=kl_weight)
     # Validation is off so that a value that is not finite reaches the report.
     with (
         one_at_a_time(),
@@ -149,13 +149,14 @@ def diagnose(
             pulls = _scale_pulls(
                 TermsELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles)
             )
-            wide = share_wider_than(WIDE, model, guide, x)
-    terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
+            wide = share_of_wide(model, guide, x)
+    terms = elbo.terms
+    sampled = list(terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     follows_inputs = signal is not None and noise is not None and signal > noise
     findings = [
-        *filter(None, [not_standardized(model, x, y)]),
+        *_on_data(model, x, y),
         *_on_terms(terms, follows_inputs),
         *_on_scales(unmoved, changes, wide),
         *_on_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
@@ -165,29 +166,30 @@ def diagnose(
 
 
 @torch.no_grad()
-def share_wider_than(
-    fraction: float, model: Callable[..., Any], guide: Callable[..., Any], x: Any
+def share_of_wide(
+    model: Callable[..., object], guide: Callable[..., object], x: Inputs
 ) -> float | None:
-    """Return the share of weights with a standard deviation above a fraction of the prior's; None if none is known."""
+    """Return the share of weights at least half as wide as their priors, or None if no width is known."""
     drawn = poutine.trace(guide).get_trace(x)
     prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(x).nodes
     wide = total = 0
     for name, site in drawn.iter_stochastic_nodes():
         if site_is_subsample(site) or name not in prior:
             continue
-        own, before = moments(site["fn"]).stddev, moments(prior[name]["fn"]).stddev
+        own = moments(site["fn"]).stddev
+        before = moments(prior[name]["fn"]).stddev
         if own is not None and before is not None:
-            wide += int((own > fraction * before).sum())
+            wide += int((own > WIDE * before).sum())
             total += own.numel()
     return wide / total if total else None
 
 
 def _spreads(
-    model: Any, guide: Any, x: Any, num_draws: int, function_site: str
+    model: Callable[..., object], guide: nn.Module, x: Inputs, num_draws: int, function_site: str
 ) -> tuple[float | None, float | None]:
-    """Root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
+    """Return root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
 
-    def function(own_guide: Any) -> Any:
+    def function(own_guide: Callable[..., object]) -> Any:
         guide_trace = poutine.trace(own_guide).get_trace(x)
         nodes = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(x).nodes
         if function_site not in nodes and function_site != FUNCTION_SITE:
@@ -205,9 +207,13 @@ def _spreads(
 
 
 def _scale_pulls(
-    loss: TermsELBO, model: Any, guide: AutoPerSite, batch: Any, number: int
+    loss: TermsELBO,
+    model: Any,
+    guide: AutoPerSite,
+    batch: tuple[Inputs, Inputs],
+    number: int,
 ) -> dict[str, float]:
-    """The mean of dL / d log(scale) over the weights of each site where it is far from zero, beyond its noise."""
+    """Return the mean over weights of dL / d log(scale), for each site where it is far from zero beyond its noise."""
     sites = {
         name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad
     }
@@ -227,14 +233,22 @@ def _scale_pulls(
     for name, values in found.items():
         if values:
             means = torch.tensor(values, dtype=torch.float64)
-            mean, error = float(means.mean()), float(means.std()) / len(means) ** 0.5
+            mean = float(means.mean())
+            error = float(means.std()) / len(means) ** 0.5
             if abs(mean) > max(MOST_PULL, 4.0 * error):
                 pulls[name] = mean
     return pulls
 
 
+def _on_data(model: object, x: Inputs, y: Inputs) -> Iterator[str]:
+    text = not_standardized(model, x, y)
+    if text is not None:
+        yield text
+
+
 def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
-    nll, kl = float(terms.negative_log_likelihood), terms.kl_weight * float(terms.kl)
+    nll = float(terms.negative_log_likelihood)
+    kl = terms.kl_weight * float(terms.kl)
     if terms.num_data is None:
         yield (
             "No observation is inside a plate, so the likelihood of a mini-batch is not scaled to the data set and "
@@ -285,15 +299,13 @@ def _on_scales(
 
 
 def _on_pulls(pulls: dict[str, float]) -> Iterator[str]:
-    for words, change, names in (
-        ("narrow", "grow", [name for name, pull in pulls.items() if pull < 0]),
-        ("wide", "shrink", [name for name, pull in pulls.items() if pull > 0]),
-    ):
-        if names:
-            yield (
-                f"The scales of {', '.join(names)} are too {words}: the loss falls if they {change}, so they are not "
-                "trained. Train longer, or with NaturalGradient() without beta2."
-            )
+    narrow = ", ".join(name for name, pull in pulls.items() if pull < 0)
+    wide = ", ".join(name for name, pull in pulls.items() if pull > 0)
+    advice = "so they are not trained. Train longer, or with NaturalGradient() without beta2."
+    if narrow:
+        yield f"The scales of {narrow} are too narrow: the loss falls if they grow, {advice}"
+    if wide:
+        yield f"The scales of {wide} are too wide: the loss falls if they shrink, {advice}"
 
 
 def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> Iterator[str]:
@@ -311,35 +323,36 @@ def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> 
 
 
 @torch.no_grad()
-def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
+def not_standardized(model: object, x: Inputs, y: Inputs) -> str | None:
     """Say which inputs or real targets have another size, with the numbers; None if all fit or nothing is known."""
     likelihood = getattr(model, "likelihood", None)
     if likelihood is None or num_rows(x) < 2:
         return None
-    outputs, found = {"": (likelihood, y)}, []
+    outputs = {"": (likelihood, y)}
     if isinstance(likelihood, NamedLikelihoods) and isinstance(y, dict):
         outputs = {
             f"{name} ": (part, y[name]) for name, part in likelihood.by_name.items() if name in y
         }
     real = {
-        n: pair
-        for n, pair in outputs.items()
+        name: pair
+        for name, pair in outputs.items()
         if isinstance(pair[0], Gaussian | HeteroscedasticGaussian)
     }
-    parts = x.values() if isinstance(x, dict) else x if isinstance(x, tuple) else (x,)
-    size = max((_largest(part) for part in parts if part.is_floating_point()), default=0.0)
+    found = []
+    sizes = [_largest(part) for part in tree_leaves(x) if part.is_floating_point()]
+    size = max(sizes, default=0.0)
     if size > (MOST_OF_INPUT if real else MOST_OF_INPUT_FOR_CLASSES) and not _scales_inputs(model):
         found.append(f"inputs with a root mean square of up to {size:.3g}")
     for name, (part, targets) in real.items():
         if not (isinstance(targets, Tensor) and targets.is_floating_point()):
             continue
         there = targets[~targets.reshape(len(targets), -1).isnan().any(-1)]
-        mean, spread = (
-            float(there.mean()),
-            float(there.std(0, correction=0).max()) if len(there) else 0.0,
-        )
+        if not len(there):
+            continue
+        mean = float(there.mean())
+        spread = float(there.std(0, correction=0).max())
         least = LEAST_SPREAD * min(1.0, float(getattr(part, "scale", 1.0)))
-        if len(there) and (_largest(there) > MOST_OF_TARGET or 0.0 < spread < least):
+        if _largest(there) > MOST_OF_TARGET or 0.0 < spread < least:
             found.append(f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}")
     if not found:
         return None
@@ -350,17 +363,15 @@ def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
 
 
 def _largest(values: Tensor) -> float:
-    """The root mean square over rows of the largest element of a row."""
+    """Return the root mean square over rows of the largest element of a row."""
     return float(torch.linalg.vector_norm(values, dim=0).max()) / len(values) ** 0.5
 
 
 def _scales_inputs(model: object) -> bool:
-    """Whether the first layer with parameters of a Bayesian network normalizes its inputs."""
-    networks = (part.skeleton for part in submodules(model) if isinstance(part, BayesianModule))
-    layers = (
-        layer
-        for network in networks
-        for layer in network.modules()
-        if [*layer.parameters(recurse=False)]
-    )
-    return "Norm" in type(next(layers, None)).__name__
+    """Return whether the first layer with parameters of a Bayesian network normalizes its inputs."""
+    for part in submodules(model):
+        if isinstance(part, BayesianModule):
+            for layer in part.skeleton.modules():
+                if [*layer.parameters(recurse=False)]:
+                    return "Norm" in type(layer).__name__
+    return False

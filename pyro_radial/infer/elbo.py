@@ -36,7 +36,7 @@ from pyro_radial.poutine.local_reparameterization import check_drawn
 
 PARTICLE_PLATE = "num_particles_vectorized"
 #: A model or a guide.
-Program = Callable[..., Any]
+Program = Callable[..., object]
 
 
 @dataclass(frozen=True)

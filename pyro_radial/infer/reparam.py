@@ -9,6 +9,8 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer.reparam.reparam import Reparam
+from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.wrappers import leaf, map_leaf
@@ -46,7 +48,9 @@ class HalfCauchyReparam(Reparam):
 
     def apply(self, msg: Any) -> Any:
         """Make the two sites and the value; ``poutine.reparam`` calls this."""
-        name, fn, value = msg["name"], msg["fn"], msg["value"]
+        name = msg["name"]
+        fn = msg["fn"]
+        value = msg["value"]
         half_cauchy = leaf(fn)
         if not isinstance(half_cauchy, torch.distributions.HalfCauchy):
             raise ValueError(
@@ -57,19 +61,19 @@ class HalfCauchyReparam(Reparam):
                 f"site '{name}' must be latent to have two factors, got an observed site"
             )
         scale = half_cauchy.scale
-        # An initial value is split into factors that are equal in units of the scales of their distributions.
-        initial = (None, None) if value is None else (value * scale, value / scale)
 
-        def factor(kind: str, distribution: Any, start: Any) -> Any:
+        def factor(kind: str, distribution: Distribution, start: Tensor | None) -> Tensor:
             nested = map_leaf(lambda _: distribution, fn)
             return pyro.sample(f"{name}_{kind}", nested, obs=start, infer={"is_observed": False})
 
-        kinds = ("gamma", "inverse_gamma")
-        factors = [
-            factor(*each) for each in zip(kinds, half_cauchy_factors(scale), initial, strict=True)
-        ]
+        gamma, inverse_gamma = half_cauchy_factors(scale)
         if value is None:
-            value = half_cauchy_value(*factors)
+            first = factor("gamma", gamma, None)
+            value = half_cauchy_value(first, factor("inverse_gamma", inverse_gamma, None))
+        else:
+            # The factors of an initial value are equal in units of the scales of their distributions.
+            factor("gamma", gamma, value * scale)
+            factor("inverse_gamma", inverse_gamma, value / scale)
         return {
             "fn": dist.Delta(value, event_dim=fn.event_dim).mask(False),
             "value": value,

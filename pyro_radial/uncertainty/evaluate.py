@@ -83,7 +83,7 @@ class Evaluations(dict[str, Evaluation]):
 
 
 def evaluate(
-    model: Callable[..., Any],
+    model: Callable[..., object],
     guide: Any,
     test: Any,
     *,

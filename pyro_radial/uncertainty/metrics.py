@@ -3,7 +3,7 @@
 
 """Scores of class probabilities, and of a score that should tell two sets apart."""
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def _pooled(
     return np.arange(len(scores)) >= len(negative), scores
 
 
-def _sklearn_metrics() -> Any:
+def _sklearn_metrics() -> ModuleType:
     try:
         import sklearn.metrics
     except ImportError as error:

@@ -5,14 +5,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsFloat
 
 import torch
 
 from pyro_radial._pyro.checks import check_types, held_numbers, positive_count, random_seed
 from pyro_radial.uncertainty._inputs import finite_numbers
 
-Score = Callable[[torch.Tensor, torch.Tensor], Any]
+Score = Callable[[torch.Tensor, torch.Tensor], SupportsFloat]
 
 
 @dataclass(frozen=True, eq=False)

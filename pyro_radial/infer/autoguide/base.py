@@ -36,6 +36,7 @@ from pyro_radial.infer.autoguide.families.family import (
     Families,
     Family,
     LocScale,
+    PyroSite,
     Site,
     choose_families,
 )
@@ -89,12 +90,12 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
-        init_loc_fn: Callable[..., Any] = init_to_network,
+        init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
         families: Families | None = None,
-        create_plates: Callable[..., Any] | None = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
         check_types(Callable, model=model, init_loc_fn=init_loc_fn)
         check_types(Callable | None, create_plates=create_plates)
@@ -114,7 +115,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._start_spread = False
         self._spread_started: set[str] = set()
 
-    def default_family(self, name: str, site: Any) -> Family:
+    def default_family(self, name: str, site: PyroSite) -> Family:
         """The family of a site, as in Pyro's trace of the model, that ``families`` leaves open."""
         raise NotImplementedError(f"{type(self).__name__} must define default_family(name, site)")
 
@@ -139,7 +140,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             self.prototype_trace = None
             raise
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         # A network in train mode keeps its running statistics.
         with keeping_buffers(poutine.unwrap(self.model)):
             super()._setup_prototype(*args, **kwargs)
@@ -153,14 +154,14 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # Last, so that a failed setup can be repeated from the same start.
         self._start = {}
 
-    def _make_parameters(self, name: str, prior_site: Any, family: Family) -> None:
+    def _make_parameters(self, name: str, prior_site: PyroSite, family: Family) -> None:
         default = NETWORK_INIT_STDDEV if carries_initial_value(prior_site) else INIT_STDDEV
-        try:
-            site, value = Site.of(
-                name, prior_site, family.transform(prior_site), self._init_stddev or default
+        transform = family.transform(prior_site)
+        site, value = Site.of(name, prior_site, transform, self._init_stddev or default)
+        if not torch.isfinite(value).all():
+            raise ValueError(
+                f"{type(self).__name__}: the initial value of site '{name}' is not finite"
             )
-        except FloatingPointError as error:
-            raise ValueError(f"{type(self).__name__}: {error}") from None
         start = self._start.get(name)
         if start is None:
             parameters = family.initial(site, value)
@@ -168,21 +169,23 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             parameters = family.initial_at(site, value, start, self._start_spread)
         for parameter, initial in parameters.items():
             deep_setattr(self._container(parameter, name), self._places[name], initial)
-        self._families[name], self._site[name] = family, site
+        self._families[name] = family
+        self._site[name] = site
         self._parameter_names[name] = tuple(parameters)
         spread = family.spread(**_initial_values(parameters))
         if spread is None:
             return
         # One number if all elements are equal, which saves a copy of all scales.
-        own, first = spread.detach(), spread.detach().flatten()[0]
-        self._initial_spreads[name] = (first if bool((own == first).all()) else own).clone()
+        first = spread.detach().flatten()[0]
+        all_equal = bool((spread == first).all())
+        self._initial_spreads[name] = (first if all_equal else spread.detach()).clone()
         if start is not None and self._start_spread:
             usual = family.spread(**_initial_values(family.initial(site, value)))
             if usual is None or not torch.equal(spread, usual):
                 self._spread_started.add(name)
 
     def _container(self, parameter: str, site: str) -> PyroModule:
-        """The module that holds this parameter of all sites."""
+        """Return the module that holds this parameter of all sites."""
         plural = f"{parameter}s"
         if hasattr(type(self), plural):
             raise ValueError(
@@ -190,8 +193,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             )
         if plural not in self._modules:
             setattr(self, plural, PyroModule())
-        container = getattr(self, plural)
-        assert isinstance(container, PyroModule)
+        container: PyroModule = getattr(self, plural)
         return container
 
     @property
@@ -204,7 +206,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return self.prototype_trace.iter_stochastic_nodes()
 
     def _parameters_of(self, name: str) -> dict[str, Tensor]:
-        """The parameters of one site, subsampled inside a plate."""
+        """Return the parameters of one site, subsampled inside a plate."""
         place = attrgetter(self._places[name])
         return {p: place(getattr(self, f"{p}s")) for p in self._parameter_names[name]}
 
@@ -221,13 +223,13 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                 asks = prior_site["infer"].get(ASKS)
                 if asks is not None and asks(*args, **kwargs):
                     stack.enter_context(LocalReparameterizationMessenger())
-                family, site = self._families[name], self._site[name]
+                family = self._families[name]
+                site = self._site[name]
                 distribution = family.guide_distribution(site, **self._parameters_of(name))
                 if site.transform is not None:
                     distribution = family.on_support(site, distribution)
-                infer: Any = (
-                    {OFFER: family.local_noise} if prior_site["infer"].get(PARAMETER) else {}
-                )
+                is_parameter = prior_site["infer"].get(PARAMETER)
+                infer: Any = {OFFER: family.local_noise} if is_parameter else {}
                 result[name] = pyro.sample(name, distribution, infer=infer)
         return result
 
@@ -235,36 +237,34 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def posterior(self) -> dict[str, dist.Distribution]:
         """The posterior as ``{site: distribution}``, on each site's support, at full plate size and detached."""
         self._require_setup("posterior")
-        result = {}
+        result: dict[str, dist.Distribution] = {}
         for name, family in self._families.items():
-            parameters = {
-                p: value.detach().clone() for p, value in self._parameters_of(name).items()
-            }
+            own = self._parameters_of(name).items()
+            parameters = {parameter: value.detach().clone() for parameter, value in own}
             site = self._site[name]
             distribution = family.distribution(site, **parameters)
-            result[name] = (
-                distribution if site.transform is None else family.on_support(site, distribution)
-            )
+            if site.transform is not None:
+                distribution = family.on_support(site, distribution)
+            result[name] = distribution
         return result
 
     @torch.no_grad()
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def median(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """The elementwise posterior median of every site; arguments are needed only before the first run."""
         self._require_setup("median", *args, **kwargs)
-        return {
-            name: self._constrain(
-                name, family.center(self._site[name], **self._parameters_of(name)).detach().clone()
-            )
-            for name, family in self._families.items()
-        }
+        medians = {}
+        for name, family in self._families.items():
+            center = family.center(self._site[name], **self._parameters_of(name))
+            medians[name] = self._constrain(name, center.detach().clone())
+        return medians
 
     @torch.no_grad()
     def quantiles(
         self,
         quantiles: Sequence[float],
-        *args: Any,
+        *args: object,
         sites: Collection[str] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> dict[str, Tensor]:
         """Quantiles of each element's marginal, ``{site: [len(quantiles), *shape]}``.
 
@@ -277,23 +277,25 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         levels = check_each(proper_fraction, "quantiles", quantiles)
         names = list(self._families)
         check_types(Collection | None, sites=sites)
-        wanted = names if sites is None else [sites] if isinstance(sites, str) else list(sites)
+        if isinstance(sites, str):
+            sites = [sites]
+        wanted = names if sites is None else list(sites)
         if not set(wanted) <= set(names):
             raise ValueError(f"sites must be among {names}, got {wanted}")
         return {name: self._site_quantiles(name, levels) for name in wanted}
 
     def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
         site = self._site[name]
-        levels = [1.0 - q for q in levels] if site.is_decreasing() else levels
-        return self._constrain(
-            name, self._families[name].quantiles(site, levels, **self._parameters_of(name))
-        )
+        if site.is_decreasing():
+            levels = [1.0 - level for level in levels]
+        quantiles = self._families[name].quantiles(site, levels, **self._parameters_of(name))
+        return self._constrain(name, quantiles)
 
     def _constrain(self, name: str, unconstrained: Tensor) -> Tensor:
         transform = self._site[name].transform
         return unconstrained if transform is None else transform(unconstrained)
 
-    def _require_setup(self, method: str, *args: Any, **kwargs: Any) -> None:
+    def _require_setup(self, method: str, *args: object, **kwargs: object) -> None:
         if args or kwargs:
             self.setup(*args, **kwargs)
         if self.prototype_trace is None:
@@ -321,10 +323,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         )
         if self.prototype_trace is not None:
             raise RuntimeError(f"{type(self).__name__}.start_at: the guide already has parameters")
-        self._start, self._start_spread = dict(distributions), scales
+        self._start = dict(distributions)
+        self._start_spread = scales
 
     def scales_start_at_distribution(self, name: str) -> bool:
-        """Whether a site took over the width of a distribution given to :meth:`start_at`."""
+        """Return whether a site took over the width of a distribution given to :meth:`start_at`."""
         return name in self._spread_started
 
     @torch.no_grad()
@@ -372,11 +375,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             if isinstance(module, BayesianModule):
                 check_fixed(module, "state_dict", state_dict, self._site)
         # All are checked before the first one changes.
-        means = {
-            name: self._checked_mean(name, state_dict[name])
-            for name in self._site
-            if name not in missing
-        }
+        given = [name for name in self._site if name not in missing]
+        means = {name: self._checked_mean(name, state_dict[name]) for name in given}
         for name, mean in means.items():
             self._trained("loc", name).copy_(mean)
         return MissingMeans(missing)
@@ -384,13 +384,16 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _checked_mean(self, name: str, value: Tensor) -> Tensor:
         """The unconstrained value of a site, or an error that names the site."""
         check_types(Tensor, **{f"state_dict[{name!r}]": value})
-        transform, shape = self._site[name].transform, self._trained("loc", name).shape
-        value = value if transform is None else transform.inv(value)
+        transform = self._site[name].transform
+        shape = self._trained("loc", name).shape
+        if transform is not None:
+            value = transform.inv(value)
         if value.shape != shape:
             raise ValueError(
                 f"load_means: site '{name}' has shape {tuple(shape)}, its value in state_dict {tuple(value.shape)}"
             )
-        if others := int((~value.isfinite()).sum()):
+        others = int((~value.isfinite()).sum())
+        if others:
             raise ValueError(
                 f"state_dict must have finite values inside the support of site '{name}', got {others} of "
                 f"{value.numel()} elements that are not"
@@ -464,7 +467,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return new
 
 
-def _init_latent(init_loc_fn: Callable[..., Any], site: Mapping[str, Any]) -> Any:
+def _init_latent(init_loc_fn: Callable[..., object], site: PyroSite) -> object:
     return site["fn"].sample() if is_target(site) else init_loc_fn(site)
 
 

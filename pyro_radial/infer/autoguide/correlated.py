@@ -11,16 +11,16 @@ import pyro
 import pyro.distributions as dist
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import constraints
+from pyro.distributions import TorchDistribution, constraints
 from pyro.nn.module import PyroParam
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import transform_to
+from torch.distributions import Distribution, transform_to
 
 from pyro_radial._pyro.checks import check_types, optional, positive_count
 from pyro_radial._pyro.compat import stored_name
 from pyro_radial.distributions.constraints import is_real
-from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site
+from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, PyroSite, Site
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.guides import AutoMeanField
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
@@ -42,18 +42,18 @@ class _Part(Family):
         return Normal().initial(site, value)
 
     def initial_at(
-        self, site: Site, value: Tensor, distribution: Any, spread: bool
+        self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """The distribution's mean and, as the units, its standard deviations, if they are known."""
         return Normal().initial_at(site, value, distribution, spread)
 
-    def local_noise(self, name: str, distribution: Any) -> None:
+    def local_noise(self, name: str, distribution: Distribution) -> None:
         """A ValueError: the outputs of a layer have covariances over inputs."""
         raise ValueError(
             f"local_reparameterization: site '{name}' must have independent elements, got AutoCorrelated"
         )
 
-    def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
+    def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
         """A normal as wide as the units; the guide knows the widths."""
         return Normal().distribution(site, loc=loc, scale=scale)
 
@@ -103,14 +103,14 @@ class AutoCorrelated(AutoMeanField):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         sites: Literal["last layer", "network"] | Collection[str] = "last layer",
         rank: int | None = None,
-        init_loc_fn: Callable[..., Any] = init_to_network,
+        init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
         families: Families | None = None,
-        create_plates: Callable[..., Any] | None = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -131,11 +131,11 @@ class AutoCorrelated(AutoMeanField):
         #: Whether the covariance is that of a linearized network, which draws of the weights would leave.
         self.linear_only = False
 
-    def default_family(self, name: str, site: Any) -> Family:
+    def default_family(self, name: str, site: PyroSite) -> Family:
         """A part of the vector, or a factorized normal."""
         return _Part() if self._is_wanted(name, site) else super().default_family(name, site)
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         self.correlated = ()
         self._last = LastLayerFinder()
         networks = modules_of(BayesianModule, poutine.unwrap(self.model))
@@ -143,9 +143,8 @@ class AutoCorrelated(AutoMeanField):
             if len(networks) == 1:
                 stack.enter_context(self._last.watching(networks[0].skeleton))
             super()._setup_prototype(*args, **kwargs)
-        correlated = tuple(
-            name for name, family in self._families.items() if isinstance(family, _Part)
-        )
+        families = self._families.items()
+        correlated = tuple(name for name, family in families if isinstance(family, _Part))
         self._check(correlated)
         sites = [self._site[name] for name in correlated]
         size = sum(site.shape.numel() for site in sites)
@@ -155,9 +154,10 @@ class AutoCorrelated(AutoMeanField):
                 f"rank must be at most {size}, the elements of sites {list(correlated)}, got {rank}"
             )
         if rank * size > MAX_FACTOR:
+            got = "a full covariance" if self._rank is None else rank
             raise ValueError(
                 f"rank must be at most {MAX_FACTOR // size} for the {size} elements of {len(correlated)} sites, got "
-                f"{'a full covariance' if self._rank is None else rank}"
+                f"{got}"
             )
         like = self._trained("loc", correlated[0])
         # Half of each variance is an element's own at the start.
@@ -172,11 +172,9 @@ class AutoCorrelated(AutoMeanField):
         """Raise a ValueError for a wish that the sites do not fulfill."""
         if isinstance(self._wanted, str):
             if not correlated:
-                what = (
-                    "a network that ends with a random linear layer"
-                    if self._wanted == "last layer"
-                    else "networks"
-                )
+                what = "networks"
+                if self._wanted == "last layer":
+                    what = "a network that ends with a random linear layer"
                 raise ValueError(
                     f"model must have {what} for sites={self._wanted!r}, got sites {sorted(self._site)}"
                 )
@@ -187,14 +185,14 @@ class AutoCorrelated(AutoMeanField):
             if prototypes[name]["cond_indep_stack"] or self._site[name].transform is not None:
                 raise ValueError(f"sites must be real-valued and outside of plates, got '{name}'")
 
-    def _is_wanted(self, name: str, site: Any) -> bool:
+    def _is_wanted(self, name: str, site: PyroSite) -> bool:
         if self._wanted == "network":
             return carries_initial_value(site) and is_real(site["fn"].support)
         if self._wanted == "last layer":
             return self._last.place is not None and name in parameter_names(self._last.place)
         return name in self._wanted
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Sample every latent site; takes the arguments of the model."""
         self.check_store()
         self.setup(*args, **kwargs)
@@ -206,18 +204,17 @@ class AutoCorrelated(AutoMeanField):
         drawn = pyro.sample(
             f"_{stored_name(self)}_latent", vector, infer={"is_auxiliary": True}
         ).to(loc)
-        parts = self._split(drawn).items()
-        with _Given(
-            {name: part.reshape(drawn.shape[:-1] + self._site[name].shape) for name, part in parts}
-        ):
+        values = {}
+        for name, part in self._split(drawn).items():
+            values[name] = part.reshape(drawn.shape[:-1] + self._site[name].shape)
+        with _Given(values):
             return super().forward(*args, **kwargs)
 
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean ``[P]`` of the vector, and the factor ``[P, R]`` and the variances ``[P]`` of its covariance."""
+        """Return the mean ``[P]`` of the vector, and factor ``[P, R]`` and variances ``[P]`` of its covariance."""
         found = [self._parameters_of(name) for name in self.correlated]
-        loc, scale = (
-            torch.cat([each[kind].flatten() for each in found]) for kind in ("loc", "scale")
-        )
+        loc = torch.cat([each["loc"].flatten() for each in found])
+        scale = torch.cat([each["scale"].flatten() for each in found])
         return loc, scale.unsqueeze(-1) * self.factor, (scale * self.own).square()
 
     def _split(self, vector: Tensor) -> dict[str, Tensor]:
@@ -278,8 +275,8 @@ class AutoCorrelated(AutoMeanField):
     def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
         if name not in self.correlated:
             return super()._site_quantiles(name, levels)
-        loc, scale = self._parameters_of(name)["loc"], self._stddevs()[name]
-        return Normal().quantiles(self._site[name], levels, loc=loc, scale=scale)
+        loc = self._parameters_of(name)["loc"]
+        return Normal().quantiles(self._site[name], levels, loc=loc, scale=self._stddevs()[name])
 
 
 class _Given(Messenger):

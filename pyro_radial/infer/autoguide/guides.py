@@ -5,13 +5,12 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
-from pyro_radial.infer.autoguide.families.family import Families, Family
+from pyro_radial.infer.autoguide.families.family import Families, Family, PyroSite
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.initialization import init_to_network
@@ -61,14 +60,14 @@ class AutoRadial(AutoPerSite):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
-        init_loc_fn: Callable[..., Any] = init_to_network,
+        init_loc_fn: Callable[..., object] = init_to_network,
         init_scale: float | None = None,
         init_stddev: float | None = None,
         event_dim: int | Mapping[str, int] | None = None,
         families: Families | None = None,
-        create_plates: Callable[..., Any] | None = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
         radial = Radial(init_stddev, init_scale=init_scale)
         super().__init__(
@@ -80,35 +79,35 @@ class AutoRadial(AutoPerSite):
         )
         if isinstance(event_dim, Mapping):
             event_dim = {
-                n: non_negative_integer(f"event_dim of site {n!r}", dims)
-                for n, dims in event_dim.items()
+                name: non_negative_integer(f"event_dim of site {name!r}", dims)
+                for name, dims in event_dim.items()
             }
         else:
             optional(non_negative_integer, "event_dim", event_dim)
-        self._event_dim, self._radial = event_dim, radial
+        self._event_dim = event_dim
+        self._radial = radial
 
-    def default_family(self, name: str, site: Any) -> Family:
+    def default_family(self, name: str, site: PyroSite) -> Family:
         """A radial normal with the ``event_dim`` of this site."""
-        wanted = self._event_dim.get(name) if isinstance(self._event_dim, dict) else self._event_dim
-        return (
-            self._radial
-            if wanted is None
-            else Radial(init_scale=self._radial.init_scale, event_dim=wanted)
-        )
+        wanted = self._event_dim
+        if isinstance(wanted, Mapping):
+            wanted = wanted.get(name)
+        if wanted is None:
+            return self._radial
+        return Radial(init_scale=self._radial.init_scale, event_dim=wanted)
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)
         _check_event_dim(
             self._event_dim, {name: site.event_dim for name, site in self._site.items()}
         )
-        radial = {
-            name: family for name, family in self._families.items() if isinstance(family, Radial)
-        }
-        if radial and all(
-            family.elements_per_radius(self._site[name]) == 1 for name, family in radial.items()
-        ):
+        elements = {}
+        for name, family in self._families.items():
+            if isinstance(family, Radial):
+                elements[name] = family.elements_per_radius(self._site[name])
+        if {*elements.values()} == {1}:
             warnings.warn(
-                f"AutoRadial: every site ({', '.join(radial)}) has one element per event, so this is plain "
+                f"AutoRadial: every site ({', '.join(elements)}) has one element per event, so this is plain "
                 "mean field; is .to_event(...) missing on the model's weights?",
                 stacklevel=2,
             )
@@ -147,13 +146,13 @@ class AutoMeanField(AutoPerSite):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
-        init_loc_fn: Callable[..., Any] = init_to_network,
+        init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
         init_scale: float | None = None,
         families: Families | None = None,
-        create_plates: Callable[..., Any] | None = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
         if init_scale is not None:
             if init_stddev is not None:
@@ -167,7 +166,7 @@ class AutoMeanField(AutoPerSite):
             create_plates=create_plates,
         )
 
-    def default_family(self, name: str, site: Any) -> Family:
+    def default_family(self, name: str, site: PyroSite) -> Family:
         """A factorized normal."""
         return Normal()
 
@@ -211,14 +210,14 @@ class AutoRadialDirectional(AutoPerSite):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
-        init_loc_fn: Callable[..., Any] = init_to_network,
+        init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
         init_mean_cosine: float = 0.9,
         shared_concentration: bool = True,
         families: Families | None = None,
-        create_plates: Callable[..., Any] | None = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -229,13 +228,13 @@ class AutoRadialDirectional(AutoPerSite):
         )
         self._direction: Family = VonMisesFisher(init_mean_cosine, shared_concentration)
 
-    def default_family(self, name: str, site: Any) -> Family:
+    def default_family(self, name: str, site: PyroSite) -> Family:
         """The family for the support of the site: the sphere, or another space."""
         return self._direction if is_on_sphere(site["fn"].support) else Normal()
 
 
 def _check_event_dim(
-    event_dim: int | dict[str, int] | None, site_event_dims: dict[str, int]
+    event_dim: int | Mapping[str, int] | None, site_event_dims: dict[str, int]
 ) -> None:
     if isinstance(event_dim, int):
         largest = max(site_event_dims.values(), default=event_dim)

@@ -12,24 +12,23 @@ from torch import nn
 
 from pyro_radial._pyro.checks import check_function, check_shape, check_types
 from pyro_radial.distributions.constraints import is_on_sphere
+from pyro_radial.infer.autoguide.families.family import PyroSite
 
-InitFn = Callable[..., Any]
+InitFn = Callable[..., object]
 
 
-def carries_initial_value(site: Mapping[str, Any]) -> bool:
+def carries_initial_value(site: PyroSite) -> bool:
     """Whether a site carries its initial value, as the sites of a network do."""
     return "initial_value" in site["infer"]
 
 
-def init_to_prototype(site: Mapping[str, Any] | None = None) -> Any:
+def init_to_prototype(site: PyroSite) -> Any:
     """Start at zero in unconstrained space, as Pyro's ``AutoNormal`` does; start directions at a draw."""
-    if site is None:
-        return init_to_prototype
     return init_to_sample(site) if is_on_sphere(site["fn"].support) else init_to_feasible(site)
 
 
 def init_to_network(
-    site: Mapping[str, Any] | None = None,
+    site: PyroSite | None = None,
     net: nn.Module | None = None,
     fallback: InitFn = init_to_prototype,
 ) -> Any:
@@ -56,11 +55,10 @@ def init_to_network(
     if site is None:
         return functools.partial(init_to_network, net=net, fallback=fallback)
     check_types(Mapping, site=site)
-    value = (
-        site["infer"].get("initial_value")
-        if net is None
-        else dict(net.named_parameters()).get(site["name"])
-    )
+    if net is None:
+        value = site["infer"].get("initial_value")
+    else:
+        value = dict(net.named_parameters()).get(site["name"])
     if value is None:
         return fallback(site)
     # Inside a plate every row starts at the same weights.

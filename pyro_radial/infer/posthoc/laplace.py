@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.data import Rows, move
+from pyro_radial.infer.data import Inputs, Rows, move
 from pyro_radial.infer.prediction.guide_draws import sample_at
 from pyro_radial.nn.bayesian_module import check_fixed
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
@@ -66,15 +66,14 @@ class LastLayerLaplace(nn.Module):
         self.register_buffer("stddev", (eigenvalues + prior_precision).rsqrt().to(like))
         self._num_factors = len(basis)
 
-    @property
-    def values(self) -> dict[str, Tensor]:
-        """The values of all sites: as trained, and the mean of the last layer."""
+    def median(self) -> dict[str, Tensor]:
+        """Return the values of all sites: as trained, and the mean of the last layer."""
         return {name: self.get_buffer(f"value_{i}") for i, name in enumerate(self._names)}
 
     @property
     def mean(self) -> Tensor:
         """The mean of the last layer's weights, ``[P]``."""
-        return self.layer.matrix(self.values).flatten()
+        return self.layer.matrix(self.median()).flatten()
 
     def covariance(self) -> Tensor:
         """The covariance of the last layer's weights, ``[P, P]``."""
@@ -82,15 +81,13 @@ class LastLayerLaplace(nn.Module):
         factor = self._rotated(torch.eye(len(mean), dtype=mean.dtype, device=mean.device))
         return factor.mT @ factor
 
-    def median(self) -> dict[str, Tensor]:
-        """The values of all sites."""
-        return self.values
-
-    def joint_marginals(self, model: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def joint_marginals(
+        self, model: Callable[..., object]
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Return a function of rows: the means ``[N, K]`` and covariances ``[N, K, K]`` of outputs, which are exact."""
         network = TrainedNetwork(model, self)
         basis = self._basis()
-        variances = self.get_buffer("stddev").square().reshape_as(self.layer.matrix(self.values))
+        variances = self.get_buffer("stddev").square().reshape_as(self.layer.matrix(self.median()))
         full = self.covariance().reshape(2 * variances.shape) if len(basis) == 1 else None
 
         def marginals(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,9 +100,9 @@ class LastLayerLaplace(nn.Module):
 
         return marginals
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Sample all sites."""
-        values = self.values
+        values = self.median()
         mean = self.mean
         z = pyro.sample(
             NOISE_SITE,
@@ -134,8 +131,8 @@ def _along(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def last_layer_laplace(
-    model: Any,
-    trained: Any,
+    model: Callable[..., object],
+    trained: object,
     data: Any,
     *,
     prior_precision: float | Literal["evidence"] = "evidence",
@@ -364,7 +361,7 @@ HESSIANS: dict[type[Likelihood], Callable[[Tensor, Mapping[str, Tensor]], Tensor
 class TrainedNetwork:
     """The network of a model in evaluation mode, with all sites at trained values; see :func:`last_layer_laplace`."""
 
-    def __init__(self, model: Any, trained: Any) -> None:
+    def __init__(self, model: Callable[..., object], trained: object) -> None:
         values = _trained_values(trained)
         network = network_of(model)
         if not isinstance(network.likelihood, Likelihood):
@@ -406,7 +403,7 @@ class TrainedNetwork:
         """The modules that compute."""
         return self._functional.skeleton
 
-    def run(self, x: Any) -> Tensor:
+    def run(self, x: Inputs) -> Tensor:
         """Compute the network's output at some rows."""
         output = self._functional.single(self._parameters, inputs_of(x))
         if not isinstance(output, Tensor):
@@ -436,7 +433,7 @@ class LastLayer(NamedTuple):
     weight: str
     bias: str | None
 
-    def features(self, network: TrainedNetwork, x: Any) -> tuple[Tensor, Tensor]:
+    def features(self, network: TrainedNetwork, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
         found: list[Tensor] = []
         layers = {self.place: network.skeleton.get_submodule(self.place)}
@@ -461,7 +458,7 @@ class LastLayer(NamedTuple):
         return {self.weight: matrix[:, :-1], self.bias: matrix[:, -1]}
 
 
-def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
+def find_last_layer(network: TrainedNetwork, x: Inputs) -> LastLayer:
     """Find the linear layer that computes the network's output, by a run at a few inputs.
 
     :raises ValueError: if the network does not end with a linear layer, called once with a vector for each row, or if

@@ -20,6 +20,8 @@ from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.autoguide.families.family import PyroSite
+from pyro_radial.infer.data import Inputs
 from pyro_radial.infer.prediction.prediction import are_identical
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.modules import device_of, evaluating
@@ -40,7 +42,7 @@ class GuideDraws:
         :func:`~pyro_radial.poutine.local_reparameterization`.
     """
 
-    def __init__(self, guide: Callable[..., Any]) -> None:
+    def __init__(self, guide: Callable[..., object]) -> None:
         if hasattr(guide, "get_samples"):
             raise ValueError(
                 f"guide must be a function, got {type(guide).__name__}; predict takes mcmc.get_samples()"
@@ -55,7 +57,7 @@ class GuideDraws:
         """Return whether the next draw comes from the distributions of the first."""
         return self._first is not None
 
-    def draw(self, *args: Any) -> Trace:
+    def draw(self, *args: object) -> Trace:
         """Draw all sites once, as a trace that a model can be replayed with."""
         if self._first is not None:
             return _with_values(self._first, lambda site: site["fn"]())
@@ -120,7 +122,7 @@ class PosteriorSamples:
         self._done += 1
         return sample_at(values)
 
-    def check(self, model: Callable[..., Any], x: Any) -> None:
+    def check(self, model: Callable[..., object], x: Inputs) -> None:
         """Raise a ValueError naming a site that is not a latent site of ``model(x)``, or has another shape."""
         with seeded(0, device_of(model)), evaluating(model), torch.no_grad():
             trace = poutine.trace(model).get_trace(x)
@@ -176,7 +178,7 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
         )
 
 
-def _with_values(trace: Trace, value_of: Callable[[Any], Any]) -> Trace:
+def _with_values(trace: Trace, value_of: Callable[[PyroSite], object]) -> Trace:
     new = Trace()
     for name, site in trace.iter_stochastic_nodes():
         new.add_node(name, **{**site, "value": value_of(site)})

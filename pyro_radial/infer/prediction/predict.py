@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.data import as_inputs, move, num_rows, take
+from pyro_radial.infer.data import Inputs, as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import (
     GuideDraws,
     PosteriorSamples,
@@ -54,8 +54,8 @@ LAYERS_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 
 @torch.no_grad()
 def predict(
-    model: Callable[..., Any],
-    guide: Callable[..., Any] | Mapping[str, Tensor],
+    model: Callable[..., object],
+    guide: Callable[..., object] | Mapping[str, Tensor],
     x: Any,
     num_samples: int | None = None,
     chunk_size: int = 1024,
@@ -129,9 +129,9 @@ def predict(
 
 
 def _drawn(
-    model: Any,
+    model: Callable[..., object],
     guide: Any,
-    x: Any,
+    x: Inputs,
     num_samples: int | None,
     chunk_size: int,
     function_site: str,
@@ -215,9 +215,9 @@ def _check(
 
 
 def _linearized(
-    model: object,
-    guide: object,
-    x: object,
+    model: Callable[..., object],
+    guide: Callable[..., object] | Mapping[str, Tensor],
+    x: Inputs,
     num_samples: int | None,
     chunk_size: int,
     site: str,
@@ -250,7 +250,7 @@ class _NetworkRun:
     def __init__(self, network: ModelNetwork, draws: GuideDraws) -> None:
         self._network = network
         self._draws = draws
-        self._function: Callable[..., Any] = network
+        self._function: Callable[..., object] = network
         self._checked = False
         self._has_run = False
         #: Whether a copy of the network runs for all further draws, and neither the guide nor the model does.
@@ -277,7 +277,7 @@ class _NetworkRun:
         self._parameters = draw.parameters
         self.noise = draw.noise
 
-    def values(self, inputs: Any) -> Any:
+    def values(self, inputs: Inputs) -> Any:
         """Compute the function at some rows."""
         self._has_run = True
         values = self._function(inputs, self._parameters)
@@ -289,7 +289,7 @@ class _ModelRun:
 
     is_copy = False
 
-    def __init__(self, model: Callable[..., Any], function_site: str) -> None:
+    def __init__(self, model: Callable[..., object], function_site: str) -> None:
         likelihood = getattr(model, "likelihood", None)
         self._model = model
         self._sites = function_sites(likelihood, function_site)
@@ -300,7 +300,7 @@ class _ModelRun:
     def start(self, drawn: Trace) -> None:
         self._drawn = drawn.copy()
 
-    def values(self, inputs: Any) -> Any:
+    def values(self, inputs: Inputs) -> Any:
         try:
             replayed = poutine.replay(self._model, trace=self._drawn)
             self._latest = poutine.trace(replayed).get_trace(inputs)
@@ -337,7 +337,7 @@ class _ModelRun:
 
 
 def _run_of(
-    model: Callable[..., Any], draws: GuideDraws, function_site: str, dropout: bool
+    model: Callable[..., object], draws: GuideDraws, function_site: str, dropout: bool
 ) -> _NetworkRun | _ModelRun:
     """Run the network alone if it is known to give the function: no handler, no other site, no masks of chunks."""
     if dropout or handlers_around() or function_site != FUNCTION_SITE:

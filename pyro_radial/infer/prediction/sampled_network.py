@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.data import as_inputs, move, num_rows, take
+from pyro_radial.infer.data import Inputs, as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
 from pyro_radial.infer.prediction.prediction import are_identical, prediction_of, warn_if_identical
 from pyro_radial.nn.bayesian_module import place_below
@@ -77,8 +77,8 @@ class SampledNetwork(nn.Module):
     @torch.no_grad()
     def __init__(
         self,
-        model: Callable[..., Any],
-        guide: Callable[..., Any],
+        model: Callable[..., object],
+        guide: Callable[..., object],
         num_samples: int = 64,
         chunk_size: int = 8,
         *,
@@ -90,7 +90,7 @@ class SampledNetwork(nn.Module):
         network = network_of(model)
         # In a tuple, so that it is not a submodule with parameters.
         self._likelihood = (network.likelihood,)
-        args: tuple[Any, ...] = ()
+        args: tuple[Inputs, ...] = ()
         if x is not None:
             args = (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
         draws, noise, idle = _draw(model, guide, network, num_samples, args)
@@ -129,7 +129,7 @@ class SampledNetwork(nn.Module):
         self._functional.batching = batching
         self._unused.clear()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the network for every draw.
 
         :param args: the network's inputs.
@@ -192,7 +192,13 @@ class SampledNetwork(nn.Module):
         """Return the number of draws, for printing."""
         return f"num_samples={self.num_samples}, chunk_size={self.chunk_size}"
 
-    def _eager(self, shared: Any, drawn: Any, args: Any, kwargs: Any) -> Any:
+    def _eager(
+        self,
+        shared: dict[str, Tensor],
+        drawn: dict[str, Tensor],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> Any:
         try:
             functional = self._unused.pop()
         except IndexError:
@@ -204,11 +210,17 @@ class SampledNetwork(nn.Module):
                 self._functional.batching = "loop"
             self._unused.append(functional)
 
-    def _traced(self, shared: Any, drawn: Any, args: Any, kwargs: Any) -> Any:
+    def _traced(
+        self,
+        shared: dict[str, Tensor],
+        drawn: dict[str, Tensor],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> Any:
         """Run some draws for a compiler."""
         skeleton = self._functional.skeleton
 
-        def one(draw: Mapping[str, Tensor]) -> Any:
+        def one(draw: Mapping[str, Tensor]) -> object:
             return functional_call(skeleton, {**shared, **draw}, args, kwargs)
 
         # Fused attention has no batching rule, and a compiler cannot follow the switch of its fast path.
@@ -224,7 +236,11 @@ class SampledNetwork(nn.Module):
 
 
 def _draw(
-    model: Any, guide: Any, network: ModelNetwork, num_samples: int, args: tuple[Any, ...]
+    model: Callable[..., object],
+    guide: Callable[..., object],
+    network: ModelNetwork,
+    num_samples: int,
+    args: tuple[Inputs, ...],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Return all draws of the parameters in use and of the noise, ``[S, ...]``, and the values of idle parameters."""
     guide_draws = GuideDraws(guide)

@@ -3,20 +3,20 @@
 
 """Families with a mean direction and a concentration for each direction of a site."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from pyro.distributions import constraints
+from pyro.distributions import TorchDistribution, constraints
 from pyro.nn.module import PyroParam
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn.functional import normalize
 
 from pyro_radial._pyro.checks import check_flag, proper_fraction
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.autoguide.families.family import Family, Site
+from pyro_radial.infer.autoguide.families.family import Family, PyroSite, Site
 
 
 class Directional(Family):
@@ -42,7 +42,7 @@ class Directional(Family):
             f"{type(self).__name__} must define concentration_at(mean_cosine, size)"
         )
 
-    def transform(self, site: Mapping[str, Any]) -> None:
+    def transform(self, site: PyroSite) -> None:
         """None: the distribution is on the sphere itself."""
         if not is_on_sphere(site["fn"].support):
             raise ValueError(
@@ -56,7 +56,7 @@ class Directional(Family):
         return self._parameters(site, value, torch.full_like(value[..., 0], concentration))
 
     def initial_at(
-        self, site: Site, value: Tensor, distribution: Any, spread: bool
+        self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """The mean direction and concentration of a rotationally symmetric distribution.
 
@@ -91,7 +91,7 @@ class Directional(Family):
             ),
         }
 
-    def distribution(self, site: Site, *, loc: Tensor, concentration: Tensor) -> Any:  # type: ignore[override]
+    def distribution(self, site: Site, *, loc: Tensor, concentration: Tensor) -> TorchDistribution:  # type: ignore[override]
         """The distribution of each direction, with the site's event dimensions."""
         directions = self.kind(normalize(loc, dim=-1), concentration, validate_args=False)
         return directions.to_event(site.event_dim - 1)

@@ -4,15 +4,15 @@
 """The base classes of posterior families, and the choice of a family for each site."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pyro.distributions import constraints
+from pyro.distributions import TorchDistribution, constraints
 from pyro.nn.module import PyroParam
 from torch import Tensor
-from torch.distributions import IndependentTransform, Transform, biject_to
+from torch.distributions import Distribution, IndependentTransform, Transform, biject_to
 
 from pyro_radial._pyro.checks import positive_float
 from pyro_radial._pyro.compat import helpful_support_errors, periodic_repeat
@@ -20,6 +20,9 @@ from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import Transformed, leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
+
+#: A site of Pyro's trace of a model.
+PyroSite = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,15 @@ class Site:
 
     @classmethod
     def of(
-        cls, name: str, prior_site: Any, transform: Transform | None, init_stddev: float
+        cls,
+        name: str,
+        prior_site: PyroSite,
+        transform: Transform | None,
+        init_stddev: float,
     ) -> tuple["Site", Tensor]:
-        """The site of a trace of the model, and its unconstrained initial value with plates at full size.
-
-        :raises FloatingPointError: naming the site, if the initial value is not finite.
-        """
+        """Return the site of a trace of the model, and its unconstrained initial value with plates at full size."""
         value = prior_site["value"].detach()
         unconstrained = value if transform is None else transform.inv(value)
-        if not torch.isfinite(unconstrained).all():
-            raise FloatingPointError(f"the initial value of site '{name}' is not finite")
         # A transform may change the number of event dimensions, as the one of a covariance does.
         event_dim = prior_site["fn"].event_dim + unconstrained.dim() - value.dim()
         for frame in prior_site["cond_indep_stack"]:
@@ -103,7 +105,7 @@ class Family:
     #: Whether the posterior is a single value, which cannot be a later prior.
     is_point = False
 
-    def transform(self, site: Mapping[str, Any]) -> Transform | None:
+    def transform(self, site: PyroSite) -> Transform | None:
         """The map from the distribution's space to the support of a Pyro site; None if they are equal.
 
         :raises ValueError: naming the site and its support, if the family does not fit.
@@ -125,7 +127,7 @@ class Family:
         raise NotImplementedError(f"{type(self).__name__} must define initial(site, value)")
 
     def initial_at(
-        self, site: Site, value: Tensor, distribution: Any, spread: bool
+        self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """The parameters of a site that starts at a distribution on its support.
 
@@ -136,21 +138,21 @@ class Family:
         """
         return self.initial(site, value)
 
-    def distribution(self, site: Site, **parameters: Tensor) -> Any:
+    def distribution(self, site: Site, **parameters: Tensor) -> TorchDistribution:
         """The posterior in the space of ``Site.shape``, from the parameters that :meth:`initial` names."""
         raise NotImplementedError(f"{type(self).__name__} must define distribution(site, ...)")
 
-    def guide_distribution(self, site: Site, **parameters: Tensor) -> Any:
+    def guide_distribution(self, site: Site, **parameters: Tensor) -> TorchDistribution:
         """The distribution to sample from in a guide, if it is evaluated differently from the posterior."""
         return self.distribution(site, **parameters)
 
-    def on_support(self, site: Site, distribution: Any) -> Any:
+    def on_support(self, site: Site, distribution: Distribution) -> TorchDistribution:
         """The distribution on the support of a site with a transform."""
         assert site.transform is not None
         # The cache makes the inverse of a sample exact, where rounding would move it.
         return Transformed(distribution, [site.transform.with_cache()], validate_args=False)
 
-    def local_noise(self, name: str, distribution: Any) -> UnitNoise | None:
+    def local_noise(self, name: str, distribution: Distribution) -> UnitNoise | None:
         """The noise of a network's weights for :func:`~pyro_radial.poutine.local_reparameterization`.
 
         :param str name: the name of the site.
@@ -218,7 +220,7 @@ class LocScale(Family):
         )
 
     def initial_at(
-        self, site: Site, value: Tensor, distribution: Any, spread: bool
+        self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """The distribution's mean and, elementwise, standard deviation in unconstrained space, if they are known."""
         mean, stddev = moments(distribution, site.transform)
@@ -254,10 +256,10 @@ def expanded_mean(site: Site, mean: Tensor) -> Tensor:
 
 
 #: Families by site names or patterns, or a function of a site's name and the site.
-Families = Mapping[str, Family] | Callable[[str, Any], Family | None]
+Families = Mapping[str, Family] | Callable[[str, PyroSite], Family | None]
 
 
-def choose_families(wanted: Families | None, sites: Mapping[str, Any]) -> dict[str, Family]:
+def choose_families(wanted: Families | None, sites: Mapping[str, PyroSite]) -> dict[str, Family]:
     """The user's families by site; sites without a wish are left out.
 
     :param wanted: a mapping from site names, or regular expressions searched in them, to families; a name goes before a
@@ -269,8 +271,8 @@ def choose_families(wanted: Families | None, sites: Mapping[str, Any]) -> dict[s
     if wanted is None:
         return {}
     if callable(wanted):
-        chosen: dict[str, Any] = {name: wanted(name, site) for name, site in sites.items()}
-        chosen = {name: family for name, family in chosen.items() if family is not None}
+        by_site = {name: wanted(name, site) for name, site in sites.items()}
+        chosen = {name: family for name, family in by_site.items() if family is not None}
     else:
         chosen = _by_key(wanted, sites)
     for name, family in chosen.items():
@@ -281,7 +283,7 @@ def choose_families(wanted: Families | None, sites: Mapping[str, Any]) -> dict[s
     return chosen
 
 
-def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, Any]) -> dict[str, Family]:
+def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, PyroSite]) -> dict[str, Family]:
     patterns = {key: _matched(key, sites) for key in wanted if key not in sites}
     for key, names in patterns.items():
         if not names:
@@ -300,7 +302,7 @@ def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, Any]) -> dict[str,
     return chosen
 
 
-def _matched(key: Any, sites: Mapping[str, Any]) -> set[str]:
+def _matched(key: str, sites: Collection[str]) -> set[str]:
     try:
         pattern = re.compile(key)
     except (re.error, TypeError) as error:

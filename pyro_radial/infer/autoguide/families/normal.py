@@ -4,13 +4,13 @@
 """An independent normal distribution for each element (mean field), and its limit, a point estimate."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
+from pyro.distributions import TorchDistribution, constraints
 from pyro.nn.module import PyroParam
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expanded_mean
@@ -35,7 +35,7 @@ class Normal(LocScale):
         {'weight': 'RadialNormal', 'bias': 'Independent'}
     """
 
-    def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
+    def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
         """``Normal(loc, scale)`` with the site's event dimensions."""
         # The constraint keeps scales positive, so there is nothing to validate.
         return dist.Normal(loc, scale, validate_args=False).to_event(site.event_dim)
@@ -85,24 +85,24 @@ class Delta(Family):
         return {"loc": PyroParam(value.clone(), constraints.real, site.event_dim)}
 
     def initial_at(
-        self, site: Site, value: Tensor, distribution: Any, spread: bool
+        self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """The mean of the distribution in unconstrained space, if it is known."""
         mean, _ = moments(distribution, site.transform)
         return self.initial(site, value if mean is None else expanded_mean(site, mean).to(value))
 
-    def distribution(self, site: Site, *, loc: Tensor) -> Any:  # type: ignore[override]
+    def distribution(self, site: Site, *, loc: Tensor) -> TorchDistribution:  # type: ignore[override]
         """A ``Delta`` at ``loc``."""
         return dist.Delta(loc, event_dim=site.event_dim)
 
-    def on_support(self, site: Site, distribution: Any) -> Any:
+    def on_support(self, site: Site, distribution: Distribution) -> TorchDistribution:
         """A ``Delta`` at the transformed value, with no Jacobian."""
         assert site.transform is not None
         value = site.transform(distribution.mean)
         # A transform may change the number of event dimensions, as the one of a covariance does.
         return dist.Delta(value, event_dim=site.event_dim + value.dim() - distribution.mean.dim())
 
-    def local_noise(self, name: str, distribution: Any) -> None:
+    def local_noise(self, name: str, distribution: Distribution) -> None:
         """A point has no noise."""
 
     def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor) -> Tensor:  # type: ignore[override]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
@@ -82,15 +83,17 @@ class Radial(LocScale):
         """The paper's sigma, if it is given."""
         return super().initial_scale(site) if self.init_scale is None else self.init_scale
 
-    def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
+    def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
         """``RadialNormal(loc, scale)`` with the site's event dimensions."""
         return self._make(RadialNormal, site, loc, scale)
 
-    def guide_distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
+    def guide_distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
         """The same with a finite density at ``loc``."""
         return self._make(GuideRadialNormal, site, loc, scale)
 
-    def _make(self, cls: type[RadialNormal], site: Site, loc: Tensor, scale: Tensor) -> Any:
+    def _make(
+        self, cls: type[RadialNormal], site: Site, loc: Tensor, scale: Tensor
+    ) -> TorchDistribution:
         radius_dim = self.radius_dim(site)
         # The constraint keeps scales positive, so there is nothing to validate.
         return cls(loc, scale, radius_dim, validate_args=False).to_event(
