@@ -150,15 +150,14 @@ class KeptRows:
     """The coresets of the tasks of a stream, chosen task by task on access."""
 
     def __init__(self, coreset: Coreset, stream: TaskStream, seed: int) -> None:
-        self.coreset = coreset
-        self._stream = stream
-        self._seed = seed
+        self.coreset, self._stream, self._seed = coreset, stream, seed
         self._kept: dict[int, _Kept] = {}
 
     def rest(self, number: int) -> Pair:
         """Choose what to keep of a task, and return the rows to learn from."""
         task = self._stream[number]
-        x = y = None
+        x: Tensor | None = None
+        y: Tensor | None = None
         rest = task.train
         if self.coreset.inputs == "kept":
             x, y, rest = self._chosen(task)

@@ -121,7 +121,7 @@ def train_stream(
         chain,
         stream,
         guide,
-        coreset,
+        None if coreset is None else KeptRows(coreset, stream, seed),
         measure_on,
         num_samples,
         seed,
@@ -185,7 +185,7 @@ class _StreamRun:
     chain: PriorChain
     stream: TaskStream
     guide: Callable[[PriorChain], Any]
-    coreset: Coreset | None
+    kept: KeptRows | None
     measure_on: str
     num_samples: int
     seed: int
@@ -199,11 +199,6 @@ class _StreamRun:
     def file(self) -> Checkpoint | None:
         """The file of the whole run; the task in progress has a file of its own beside it."""
         return None if self.folder is None else Checkpoint(self.folder / "stream.pt")
-
-    @cached_property
-    def kept(self) -> KeptRows | None:
-        """The kept rows of the tasks."""
-        return None if self.coreset is None else KeptRows(self.coreset, self.stream, self.seed)
 
     # Training.
 
@@ -322,10 +317,10 @@ class _StreamRun:
     @contextmanager
     def _refined(self, kept: Pair, learned: int, number: int) -> Iterator[Any]:
         """Train a guide on kept rows with the head of this task, and restore the chain afterwards."""
-        assert self.coreset is not None
+        assert self.kept is not None
         before = copied(self.chain.state_dict())
         num_data = self.chain.likelihood.num_data
-        options = {**self.fit_options, **self.coreset.fit_options}
+        options = {**self.fit_options, **self.kept.coreset.fit_options}
         try:
             yield self._train(self.stream[number], kept, (learned, CORESET, number), options)
         finally:
@@ -402,7 +397,7 @@ class _StreamRun:
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings that a checkpoint must have been made with."""
-        coreset = {} if self.coreset is None else {**vars(self.coreset)}
+        coreset = {} if self.kept is None else {**vars(self.kept.coreset)}
         return {
             "form": self.chain.form,
             "weight": self.chain.weight,

@@ -155,8 +155,9 @@ def diagnose(
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     follows_inputs = signal is not None and noise is not None and signal > noise
+    units = not_standardized(model, x, y)
     findings = [
-        *_on_data(model, x, y),
+        *([] if units is None else [units]),
         *_on_terms(terms, follows_inputs),
         *_on_scales(unmoved, changes, wide),
         *_on_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
@@ -238,12 +239,6 @@ def _scale_pulls(
             if abs(mean) > max(MOST_PULL, 4.0 * error):
                 pulls[name] = mean
     return pulls
-
-
-def _on_data(model: object, x: Inputs, y: Inputs) -> Iterator[str]:
-    text = not_standardized(model, x, y)
-    if text is not None:
-        yield text
 
 
 def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:

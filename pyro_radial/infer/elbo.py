@@ -137,16 +137,13 @@ class LossTerms:
 def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
     """Return the mean over particles; a pass with vectorized particles holds the sum over all of them."""
     first = particles[0]
-    sampled: dict[str, str] = {}
-    for particle in particles:
-        sampled |= particle.sampled_kl
     return LossTerms(
         first.kl_weight,
         _divided([p.nll_by_site for p in particles], num_particles),
         _divided([p.kl_by_site for p in particles], num_particles),
         lambda: _divided([p.entropy_by_site for p in particles], num_particles),
         first.num_data,
-        sampled,
+        {name: reason for p in particles for name, reason in p.sampled_kl.items()},
         first.weight_space_kl_weight,
         _divided([p.weight_space_kl_by_site for p in particles], num_particles),
     )
@@ -363,9 +360,8 @@ class TermsELBO(TraceMeanField_ELBO):
             if backward and loss.requires_grad:
                 (loss / self.num_particles).backward(retain_graph=self.retain_graph)
         self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
-        result = as_tensor(total)
-        warn_if_nan(result, "loss")
-        return result
+        warn_if_nan(as_tensor(total), "loss")
+        return as_tensor(total)
 
     def _passes(
         self,
@@ -380,9 +376,8 @@ class TermsELBO(TraceMeanField_ELBO):
         check_types(Callable, model=model, guide=guide)
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
-            observed: dict[str, Tensor] = {}
-            for name, site in _observed(model_trace).items():
-                observed[name] = -site["log_prob_sum"]
+            sites = _observed(model_trace).items()
+            observed = {name: -site["log_prob_sum"] for name, site in sites}
             latent, weights = self._kls(run)
             loss = _weighted(_total(observed), weight, _total(latent))
             loss = _weighted(loss, self.weight_space_kl, _total(weights))
@@ -441,11 +436,10 @@ class TermsELBO(TraceMeanField_ELBO):
             check_mean_field_requirement(model_trace, guide_trace)
         return model_trace, guide_trace
 
-    def _vectorized_num_particles(self, fn: Program) -> Program:
+    def _vectorized_num_particles(self, fn: Any) -> Any:
         """Repeat the particles as Pyro does, and record each site's distribution before and after."""
         repeated = super()._vectorized_num_particles(_RecordDistribution("own_distribution")(fn))
-        recorded: Program = _RecordDistribution("repeated_distribution")(repeated)
-        return recorded
+        return _RecordDistribution("repeated_distribution")(repeated)
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the KLs by site, and the KLs of the weights in losses that compare functions."""

@@ -89,9 +89,10 @@ class ConformalSets:
         own = scores.gather(-1, labels[:, None]).squeeze(-1)
         if not check_flag("by_class", by_class):
             return cls(level, float(_threshold("labels", own, level)), score)
-        thresholds = []
-        for k in range(scores.shape[-1]):
-            thresholds.append(float(_threshold(f"labels of class {k}", own[labels == k], level)))
+        thresholds = [
+            float(_threshold(f"labels of class {k}", own[labels == k], level))
+            for k in range(scores.shape[-1])
+        ]
         return cls(level, tuple(thresholds), score)
 
     def __call__(self, probs: torch.Tensor | Prediction) -> torch.Tensor:

@@ -102,9 +102,10 @@ def referral_curve(
         ranked = points[ranks[points].argsort(stable=True)].to(predictions.device)
         ordered = predictions[ranked]
         true = targets[ranked.to(targets.device)]
-        scores = []
-        for referred, kept in zip(share.tolist(), left, strict=True):
-            scores.append(_scored(score, ordered[:kept], true[:kept], referred, number))
+        scores = [
+            _scored(score, ordered[:kept], true[:kept], referred, number)
+            for referred, kept in zip(share.tolist(), left, strict=True)
+        ]
         return torch.tensor(scores, dtype=torch.float64)
 
     of_all = curve(torch.randperm(number, generator=generator, device="cpu"))

@@ -54,9 +54,7 @@ class LastLayerLaplace(nn.Module):
         log_evidence: float,
     ) -> None:
         super().__init__()
-        self.layer = layer
-        self.prior_precision = prior_precision
-        self.log_evidence = log_evidence
+        self.layer, self.prior_precision, self.log_evidence = layer, prior_precision, log_evidence
         self._names = tuple(values)
         like = values[layer.weight]
         for position, value in enumerate(values.values()):
@@ -206,6 +204,7 @@ def last_layer_laplace(
     curvature = _Curvature(weights, structure)
     exact = type(network.likelihood) is Gaussian
     gradient = torch.zeros_like(weights, dtype=torch.float64)
+    log_likelihood = 0.0
     for index in reversed(torch.arange(len(rows), device="cpu").split(chunk_size)):
         x, y = (move(part, device) for part in rows.take(index))
         features, f = layer.features(network, x)
@@ -215,9 +214,9 @@ def last_layer_laplace(
         if exact:
             gradient += torch.einsum("nkm,nm,ne->ke", hessians, (f - y).double(), features.double())
         log_probs = network.likelihood.observation(f, **network.noise).log_prob(y)
-        curvature.log_likelihood += float(log_probs.sum())
+        log_likelihood += float(log_probs.sum())
     factor = (network.likelihood.num_data or len(rows)) / len(rows)
-    eigenvalues, basis = curvature.decomposed(factor)
+    eigenvalues, basis = curvature.decomposed(factor, len(rows))
     start = _along(weights.double().flatten(), basis)
     slope = factor * _along(gradient.flatten(), basis) if exact else None
     by_evidence = prior_precision == "evidence"
@@ -234,7 +233,7 @@ def last_layer_laplace(
         eigenvalues,
         basis,
         prior_precision,
-        factor * curvature.log_likelihood + evidence,
+        factor * log_likelihood + evidence,
     )
     if by_evidence and isinstance(network.likelihood, Categorical | Bernoulli):
         # The rows in the last pass, which are the first ones.
@@ -265,14 +264,11 @@ class _Curvature:
     def __init__(self, weights: Tensor, structure: str) -> None:
         outputs, inputs = weights.shape
         self.full = structure == "full"
-        self.rows = 0
-        self.log_likelihood = 0.0
         shape = (outputs, outputs, inputs, inputs) if self.full else (inputs, inputs)
         self.inputs = torch.zeros(shape, dtype=torch.float64, device=weights.device)
         self.outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=weights.device)
 
     def add(self, features: Tensor, hessians: Tensor) -> None:
-        self.rows += len(features)
         self.outputs += hessians.sum(0)
         if not self.full:
             self.inputs += features.mT @ features
@@ -281,10 +277,10 @@ class _Curvature:
             for m in range(k + 1):
                 self.inputs[k, m] += (features * hessians[:, k, m, None]).mT @ features
 
-    def decomposed(self, factor: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def decomposed(self, factor: float, num_rows: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the eigenvalues ``[P]``, and the eigenvectors of one matrix or of two factors."""
         if not self.full:
-            g, left = torch.linalg.eigh(self.outputs / self.rows)
+            g, left = torch.linalg.eigh(self.outputs / num_rows)
             a, right = torch.linalg.eigh(factor * self.inputs)
             return torch.outer(g.clamp_min(0.0), a.clamp_min(0.0)).flatten(), (left, right)
         size = len(self.outputs) * self.inputs.shape[-1]

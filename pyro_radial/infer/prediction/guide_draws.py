@@ -51,11 +51,8 @@ class GuideDraws:
         _check_has_parameters(guide)
         self._guide = guide
         self._first: Trace | None = None
-
-    @property
-    def from_distributions(self) -> bool:
-        """Return whether the next draw comes from the distributions of the first."""
-        return self._first is not None
+        #: Whether the next draw comes from the distributions of the first.
+        self.from_distributions = False
 
     def draw(self, *args: object) -> Trace:
         """Draw all sites once, as a trace that a model can be replayed with."""
@@ -69,6 +66,7 @@ class GuideDraws:
         if not handlers_around() and _own_sites(self._guide) == names:
             # The values, a copy of all weights, are let go.
             self._first = _with_values(trace, lambda site: None)
+            self.from_distributions = True
         return trace
 
     def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
@@ -127,10 +125,11 @@ class PosteriorSamples:
         with seeded(0, device_of(model)), evaluating(model), torch.no_grad():
             trace = poutine.trace(model).get_trace(x)
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, site in sites.items():
-            if not site_is_subsample(site) and not is_target(site):
-                shapes[name] = tuple(site["value"].shape)
+        shapes = {
+            name: tuple(site["value"].shape)
+            for name, site in sites.items()
+            if not site_is_subsample(site) and not is_target(site)
+        }
         for name, values in self.samples.items():
             if name not in shapes:
                 raise ValueError(

@@ -248,8 +248,7 @@ class _NetworkRun:
     """The function for a draw of the guide, by its network alone."""
 
     def __init__(self, network: ModelNetwork, draws: GuideDraws) -> None:
-        self._network = network
-        self._draws = draws
+        self._network, self._draws = network, draws
         self._function: Callable[..., object] = network
         self._checked = False
         self._has_run = False

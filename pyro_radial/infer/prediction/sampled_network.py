@@ -71,9 +71,6 @@ class SampledNetwork(nn.Module):
         True
     """
 
-    num_samples: int
-    chunk_size: int
-
     @torch.no_grad()
     def __init__(
         self,
