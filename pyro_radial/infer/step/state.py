@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from pyro.poutine import Trace
@@ -394,6 +395,9 @@ class State:
         counted = self.code.users_names if len(classes) == len(mro) else self.code.names
         if isinstance(variables, dict):
             counted = counted - INTERNAL
+            if isinstance(thing, AutoGuide):
+                # It makes them anew in each run, also where the user's code has another thing of that name.
+                counted = counted - {"plates"}
             # Nobody gives objects of libraries other attributes, but modules a method or a hook.
             if classes or isinstance(thing, nn.Module):
                 self._sized.append(

@@ -20,10 +20,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
-from pyro_radial import TermsELBO
+from pyro_radial import AutoMeanField, TermsELBO
 from pyro_radial.infer.step.recording import Call, evaluate
 from tests.helpers.graphs import Graphed
 
@@ -763,6 +764,42 @@ def test_steps_after_a_change_are_those_of_the_program(name):
     assert replayed == [name not in EAGER] * 5
     assert len(warned) == len(loss.eager_because) == (name in EAGER)
     assert all("the program runs uncompiled: " in str(warning.message) for warning in warned)
+
+
+def plates(x):
+    return pyro.plate("data", 12, subsample=x.long())
+
+
+@pytest.mark.parametrize("where", ["global", "closure", "name of a plate"])
+@pytest.mark.parametrize("guide", [AutoNormal, AutoMeanField])
+def test_a_users_name_may_be_that_of_the_plates_of_a_guide(where, guide):
+    mine = plates
+
+    def made(plates):
+        def model(x):
+            with plates(x):
+                pyro.sample("y", dist.Normal(pyro.sample("local", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+        return model
+
+    def by_global(x):
+        with plates(x):
+            pyro.sample("y", dist.Normal(pyro.sample("local", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+    def by_string(x):
+        with mine(x), pyro.plate("plates", 1, dim=-2):
+            pyro.sample("y", dist.Normal(pyro.sample("local", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+    model = {"global": by_global, "closure": made(plates), "name of a plate": by_string}[where]
+    loss = Graphed(model, guide(model, create_plates=plates), Trace_ELBO(), compile=False)
+    for first in (0, 4):
+        x = torch.arange(first, first + 4.0)
+        pyro.set_rng_seed(0)
+        replayed, _ = loss((x,), {})
+    assert loss.replayed
+    assert not loss.eager_because
+    pyro.set_rng_seed(0)
+    torch.testing.assert_close(replayed, torch.tensor(Trace_ELBO().loss(model, loss.guide, x)))
 
 
 def test_enough_kinds_stay_on_graphs():
