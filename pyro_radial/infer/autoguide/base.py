@@ -4,6 +4,7 @@
 """The base class of all guides: one posterior per latent site, of a chosen family, on the site's own support."""
 
 import copy
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,6 +19,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
 from pyro.nn.module import PyroParam
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution, transform_to
 
@@ -29,7 +31,7 @@ from pyro_radial._pyro.checks import (
     positive_float,
     proper_fraction,
 )
-from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
+from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.autoguide.families.family import (
@@ -108,6 +110,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._wanted_families = families
         self._families: dict[str, Family] = {}
         self._site: dict[str, Site] = {}
+        # The plates with rows that are given to the model.
+        self._given_rows: set[str] = set()
         self._places: dict[str, str] = {}
         self._parameter_names: dict[str, tuple[str, ...]] = {}
         self._initial_spreads: dict[str, Tensor] = {}
@@ -119,8 +123,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """The family of a site, as in Pyro's trace of the model, that ``families`` leaves open."""
         raise NotImplementedError(f"{type(self).__name__} must define default_family(name, site)")
 
-    @staticmethod
-    def _prototype_hide_fn(msg: Any) -> bool:
+    def _prototype_hide_fn(self, msg: Any) -> bool:
+        # Pyro shows it each site of the model, also a plate's choice of rows.
+        if site_is_subsample(msg) and msg["value"] is not None:
+            self._given_rows.add(msg["name"])
         # Without targets the model samples them to predict; they are not latent sites.
         return prototype_hide_fn(msg) or is_target(msg)
 
@@ -144,6 +150,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # A network in train mode keeps its running statistics.
         with keeping_buffers(poutine.unwrap(self.model)):
             super()._setup_prototype(*args, **kwargs)
+        self._check_rows(args, kwargs)
         sites = dict(self._latent_sites())
         self._places = places(sites)
         chosen = choose_families(self._wanted_families, sites)
@@ -153,6 +160,26 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             site["value"] = site["value"].detach().to("meta")
         # Last, so that a failed setup can be repeated from the same start.
         self._start = {}
+
+    def _check_rows(self, args: Any, kwargs: Any) -> None:
+        """Raise a ValueError if the guide draws other rows of a plate than the model is given; warn if it may."""
+        if (self if self.master is None else self.master()).create_plates is not None:
+            return
+        lengths = {len(leaf) for leaf in tree_leaves((args, kwargs)) if getattr(leaf, "shape", ())}
+        for name, site in self._latent_sites():
+            for frame in site["cond_indep_stack"]:
+                text = (
+                    f"{type(self).__name__}: site '{name}' is in the plate '{frame.name}', and the guide draws "
+                    f"{frame.size} of its {frame.full_size} rows by itself. To train on given rows, pass their "
+                    "numbers, and let model and guide make the same plate: create_plates=lambda rows, ...: "
+                    f"pyro.plate('{frame.name}', {frame.full_size}, subsample=rows, dim={frame.dim}), a function of "
+                    "the model's arguments"
+                )
+                if frame.name in self._given_rows and frame.size != frame.full_size:
+                    raise ValueError(text)
+                # Without numbers of rows, an argument of so many rows can only be the batch.
+                if frame.size in lengths and frame.full_size not in lengths:
+                    warnings.warn(text, stacklevel=2)
 
     def _make_parameters(self, name: str, prior_site: PyroSite, family: Family) -> None:
         default = NETWORK_INIT_STDDEV if carries_initial_value(prior_site) else INIT_STDDEV

@@ -9,6 +9,8 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.distributions import constraints
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoGuideList
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
@@ -98,3 +100,58 @@ def test_no_memory_of_the_store_survives_clearing_it():
     pyro.clear_param_store()
     guide()
     assert torch.equal(guide.median()["weight"], before)
+
+
+def rows_of_a_plate(rows, y):
+    """Local variables of a mini-batch: the model is given the numbers of the rows."""
+    with pyro.plate("rows", 20, subsample=rows):
+        local = pyro.sample("local", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(local, 0.3), obs=y)
+
+
+ADVICE = (
+    r"site 'local' is in the plate 'rows', and the guide draws 5 of its 20 rows .* "
+    r"create_plates=lambda rows, ...: pyro.plate\('rows', 20, subsample=rows, dim=-1\)"
+)
+
+
+def test_local_variables_of_given_rows_need_the_plate_of_the_model():
+    y = torch.linspace(-1.0, 1.0, 20)
+    guide = AutoMeanField(rows_of_a_plate)
+    with pytest.raises(ValueError, match=f"AutoMeanField: {ADVICE}"):
+        guide(torch.arange(5), y[:5])
+    # All rows in their order are those of the guide.
+    guide.setup(torch.arange(20), y)
+    assert guide.median()["local"].shape == (20,)
+    right = AutoMeanField(rows_of_a_plate, create_plates=lambda rows, y: pyro.plate("rows", 20, subsample=rows))
+    svi = SVI(rows_of_a_plate, right, pyro.optim.Adam({"lr": 0.03}), Trace_ELBO())
+    for _ in range(100):
+        for rows in torch.randperm(20).split(5):
+            svi.step(rows, y[rows])
+    # With rows of the guide's own the correlation is about zero.
+    assert torch.corrcoef(torch.stack([right.median()["local"], y]))[0, 1] > 0.95
+
+
+def test_a_part_of_a_list_takes_the_plates_of_the_list():
+    def listed(**plates):
+        guides = AutoGuideList(rows_of_a_plate, **plates)
+        guides.append(AutoMeanField(rows_of_a_plate))
+        return guides
+
+    rows = torch.arange(3, 8)
+    with pytest.raises(ValueError, match=ADVICE):
+        listed()(rows, torch.zeros(5))
+    draw = listed(create_plates=lambda rows, y: pyro.plate("rows", 20, subsample=rows))(rows, torch.zeros(5))
+    assert draw["local"].shape == (5,)
+
+
+def test_a_plate_that_draws_as_many_rows_as_an_argument_has_is_warned_of():
+    def model(y, size):
+        with pyro.plate("rows", 20, subsample_size=5) as rows:
+            local = pyro.sample("local", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(local, 0.1), obs=y[rows] if size == 20 else y)
+
+    # With all rows as an argument the model takes the guide's.
+    AutoMeanField(model).setup(torch.zeros(20), 20)
+    with pytest.warns(UserWarning, match=ADVICE):
+        AutoMeanField(model).setup(torch.zeros(5), 5)
