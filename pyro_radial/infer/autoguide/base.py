@@ -383,11 +383,12 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
         :param state_dict: values by site name, such as ``net.state_dict()``. Other parameters and buffers of a
             network must be those of the model, which keeps its own.
-        :param bool strict: whether a site without a value is an error.
+        :param bool strict: whether a site without a value is an error, and a value without a site if the model is not a
+            module with a :class:`~pyro_radial.BayesianModule`.
         :returns: the sites without a value.
-        :raises ValueError: naming the site, for a missing value (if strict), a wrong shape, other values of what the
-            network has besides its sites, such as running statistics, or a value that is NaN or
-            outside the interior of the site's support.
+        :raises ValueError: naming the site, for a missing or unknown value (if strict), a wrong shape, other values of
+            what the network has besides its sites, such as running statistics, or a value that is NaN or outside the
+            interior of the site's support.
         """
         check_flag("strict", strict)
         check_types(Mapping, state_dict=state_dict)
@@ -398,9 +399,16 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                 f"load_means: no value for the sites {missing}; strict=False skips them"
             )
         # A guide that was loaded from a file has no model.
-        for module in submodules(poutine.unwrap(self.model) if self._model else None):
-            if isinstance(module, BayesianModule):
-                check_fixed(module, "state_dict", state_dict, self._site)
+        modules = submodules(poutine.unwrap(self.model) if self._model else None)
+        networks = [module for module in modules if isinstance(module, BayesianModule)]
+        for network in networks:
+            check_fixed(network, "state_dict", state_dict, self._site)
+        unknown = [name for name in state_dict if name not in self._site]
+        if strict and unknown and self._model and not networks:
+            raise ValueError(
+                f"state_dict must have values of the sites {list(self._site)} only, got {unknown}; strict=False "
+                "leaves them out"
+            )
         # All are checked before the first one changes.
         given = [name for name in self._site if name not in missing]
         means = {name: self._checked_mean(name, state_dict[name]) for name in given}

@@ -1,6 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import io
 import math
 
 import pyro
@@ -52,6 +53,25 @@ def test_load_means_leaves_out_no_other_tensors_of_a_network():
     guide.setup(X, torch.randn(6, 2))
     with pytest.raises(ValueError, match=r"state_dict must have .* values of \['3.weight'\]"):
         guide.load_means(net.append(nn.Linear(2, 2, bias=False)).state_dict())
+
+
+def test_load_means_names_values_without_a_site_of_a_function():
+    def model():
+        pyro.sample("weight", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    guide = AutoRadial(model)
+    guide.setup()
+    values = {"weight": torch.ones(3), "net.weight": torch.zeros(3)}
+    with pytest.raises(ValueError, match=r"values of the sites \['weight'\] only, got \['net.weight'\]; strict=False"):
+        guide.load_means(values)
+    assert guide.load_means(values, strict=False).missing_sites == []
+    assert torch.equal(guide.median()["weight"], torch.ones(3))
+    # A guide from a file does not know what its model has besides sites.
+    buffer = io.BytesIO()
+    torch.save(guide, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    assert loaded.load_means(values).missing_sites == []
 
 
 @pytest.mark.parametrize(
