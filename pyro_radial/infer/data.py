@@ -5,6 +5,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,8 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
     if not named:
         raise ValueError(f"{name} must hold at least one tensor, got an empty {type(x).__name__}")
     for part, tensor in named:
+        if isinstance(tensor, np.ndarray):
+            raise ValueError(f"{part} must hold numbers, got {_no_number(tensor)}")
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(
                 f"{part} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}"
@@ -167,6 +170,18 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
             )
     if len(numbers := {len(tensor) for _, tensor in named}) != 1:
         raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
+
+
+def _no_number(array: np.ndarray) -> str:
+    """The first element of an array that is not a number, its place, and what to do."""
+    for (row, *column), value in np.ndenumerate(array):
+        if not isinstance(value, Real):
+            place = f"column {column[0]}" if column else f"row {row}"
+            return (
+                f"'{value}' in {place}, counted from 0; encode categories as numbers, each as a column of zeros and "
+                "ones, or as 0, 1, ... in targets"
+            )
+    return "numbers as Python objects; convert the array with astype(float)"
 
 
 def _known(y: object) -> Any:
@@ -211,7 +226,10 @@ def _split(parts: Any) -> tuple[Any, Any]:
 def _tensors(value: object, dtype: torch.dtype | None) -> Any:
     """Convert NumPy arrays and Python floats to tensors of this floating-point dtype."""
 
-    def convert(array: object) -> Tensor:
+    def convert(array: object) -> Any:
+        if isinstance(array, np.ndarray) and array.dtype.kind not in "biufc":
+            # check_inputs says what it holds.
+            return array
         # torch has no read-only tensors, and warns.
         tensor = torch.as_tensor(
             array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array

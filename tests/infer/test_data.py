@@ -3,6 +3,7 @@
 
 """Rows of data, where modules live, and the modes they are in."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,6 +56,30 @@ def test_nan_in_a_dataset_is_named_by_its_row_there():
     rows = Rows(TensorDataset(x, y), "data")
     with pytest.raises(ValueError, match="data: x must not hold NaN, got NaN in 1 of 2 rows, first in row 3"):
         rows.take(torch.tensor([1, 3]))
+
+
+MIXED = np.array([[0.5, "red"], [1.5, "blue"]], dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (MIXED, torch.zeros(2), r"data: x must hold numbers, got 'red' in column 1, counted from 0; encode"),
+        ({"size": torch.zeros(2), "color": MIXED[:, 1]}, torch.zeros(2), r"x\['color'\] must .* got 'red' in row 0,"),
+        (np.array([["a"], ["b"]]), torch.zeros(2), r"data: x must hold numbers, got 'a' in column 0,"),
+        (torch.zeros(2, 3), np.array(["no", "yes"]), r"data: y must hold numbers, got 'no' in row 0, .* 0, 1, ... in"),
+        (MIXED[:, :1], torch.zeros(2), r"data: x must .* got numbers as Python objects; convert .* astype\(float\)"),
+    ],
+)
+def test_strings_in_a_column_are_named(x, y, words):
+    with pytest.raises(ValueError, match=words):
+        Rows((x, y), "data")
+
+
+def test_strings_in_inputs_without_targets_are_named():
+    with pytest.raises(ValueError, match="inputs must hold numbers, got 'red' in column 1,"):
+        as_inputs(MIXED, "inputs")
+    assert torch.equal(as_inputs(MIXED[:, :1].astype(float), "inputs"), torch.tensor([[0.5], [1.5]]))
 
 
 def test_nan_in_targets_is_named():
