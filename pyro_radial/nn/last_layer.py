@@ -68,6 +68,7 @@ class LastLayerFinder:
             calls.setdefault(place, []).append((inputs, output, output.clone()))
 
         def ended(module: nn.Module, args: object, output: object) -> None:
+            output = getattr(output, "logits", output)
             for place, found in calls.items():
                 inputs, own, before = found[-1]
                 is_own = (

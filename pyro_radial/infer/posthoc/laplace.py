@@ -23,7 +23,8 @@ from pyro_radial.nn.bayesian_module import check_fixed
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
-from pyro_radial.nn.supervised import inputs_of, network_of
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods
+from pyro_radial.nn.supervised import for_likelihood, inputs_of, network_of
 
 #: The largest number of weights of a full Hessian, which then has 72 MB; its eigenvectors take five seconds.
 MAX_FULL = 3000
@@ -32,6 +33,9 @@ NOISE_SITE = "_last_layer_noise"
 LEAST, MOST, STEPS = -8, 8, 161
 #: A precision by evidence that costs a row more nats is warned of.
 MOST_LOST = 0.1
+ONE_OUTPUT = (
+    "wrap the network in a module that returns one output, as the page on trained networks does"
+)
 
 
 class LastLayerLaplace(nn.Module):
@@ -360,6 +364,11 @@ class TrainedNetwork:
     def __init__(self, model: Callable[..., object], trained: object) -> None:
         values = _trained_values(trained)
         network = network_of(model)
+        if isinstance(network.likelihood, NamedLikelihoods):
+            raise ValueError(
+                "model must have one likelihood, got one for each of the outputs "
+                f"{list(network.likelihood.by_name)}; {ONE_OUTPUT}"
+            )
         if not isinstance(network.likelihood, Likelihood):
             raise ValueError(
                 f"model must have a likelihood, got {type(model).__name__} without one"
@@ -402,9 +411,10 @@ class TrainedNetwork:
     def run(self, x: Inputs) -> Tensor:
         """Compute the network's output at some rows."""
         output = self._functional.single(self._parameters, inputs_of(x))
+        output = for_likelihood(output, self.likelihood)
         if not isinstance(output, Tensor):
             raise ValueError(
-                f"model must have a network that returns one tensor, got {type(output).__name__}"
+                f"model must have a network that returns one tensor, got {type(output).__name__}; {ONE_OUTPUT}"
             )
         return output
 

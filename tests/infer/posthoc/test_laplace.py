@@ -4,6 +4,7 @@
 """The last layer's posterior: exact where it can be, else the Hessian that finite differences find."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pyro.distributions as dist
@@ -298,3 +299,47 @@ def test_weights_of_zero_have_no_precision_by_evidence():
     assert math.isfinite(
         last_layer_laplace(model, network, (torch.randn(4, 2), torch.ones(4).long()), prior_precision=1.0).log_evidence
     )
+
+
+class TwoHeads(nn.Module):
+    """A network with two named outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.size, self.kind = nn.Linear(3, 5), nn.Linear(5, 1), nn.Linear(5, 4)
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return {"size": self.size(hidden), "kind": self.kind(hidden)}
+
+
+class Kind(nn.Module):
+    """One output of another network, as it is or as ``logits``, as models of transformers return it."""
+
+    def __init__(self, net, wrap):
+        super().__init__()
+        self.net, self.wrap = net, wrap
+
+    def forward(self, x):
+        return self.wrap(self.net(x)["kind"])
+
+
+def test_named_outputs_are_approximated_one_after_another():
+    net, x, y = TwoHeads(), torch.randn(20, 3), torch.randint(4, (20,))
+    kind = likelihoods.Categorical()
+    named = SupervisedModel(BayesianModule(net), {"size": likelihoods.Gaussian(scale=0.1), "kind": kind})
+    with pytest.raises(
+        ValueError, match=r"one likelihood, got .* \['size', 'kind'\]; wrap the network in a module that"
+    ):
+        last_layer_laplace(named, net, (x, {"size": torch.zeros(20, 1), "kind": y}))
+    with pytest.raises(ValueError, match="returns one tensor, got dict; wrap the network in a module that returns one"):
+        last_layer_laplace(SupervisedModel(BayesianModule(net), kind), net, (x, y))
+    alone = nn.Sequential(net.body, nn.Tanh(), net.kind)
+    found = []
+    for network in (alone, Kind(net, lambda f: f), Kind(net, lambda logits: SimpleNamespace(logits=logits))):
+        model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+        guide = last_layer_laplace(model, network, (x, y), prior_precision=2.0)
+        found.append((guide.covariance(), predict(model, guide, x, method="probit").mean))
+    for covariance, mean in found[1:]:
+        torch.testing.assert_close(covariance, found[0][0])
+        torch.testing.assert_close(mean, found[0][1])
