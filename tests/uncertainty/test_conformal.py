@@ -78,6 +78,18 @@ def test_sets_by_class_hold_a_rare_class_as_often_as_asked_for(score):
     assert all(share > 0.9 - 4 * (2 * 0.09 / count) ** 0.5 for share, count in covered(by_class=True))
 
 
+def test_sets_are_empty_where_the_docstring_says():
+    largest = torch.linspace(0.34, 0.99, 14, dtype=torch.float64)
+    probs = torch.stack([largest, *[(1 - largest) / 4] * 4], -1)
+    empty = {score: ~ConformalSets(0.9, 0.6, score)(probs).any(-1) for score in SCORES}
+    assert torch.equal(empty["aps"], largest > 0.6)
+    assert torch.equal(empty["lac"], largest < 1 - 0.6)
+    assert all(some.any() and not some.all() for some in empty.values())
+    # So it is for a threshold that was found: a certain model that is often wrong.
+    probs, labels = classes(400)
+    assert (ConformalSets.fit(probs, labels, 0.5, "aps")(probs).sum(-1) == 0).any()
+
+
 def test_a_class_with_too_few_calibration_points_is_named():
     probs = torch.full((30, 3), 1 / 3)
     labels = torch.tensor([0] * 15 + [1] * 10 + [2] * 5)

@@ -13,7 +13,17 @@ from pyro import poutine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, FitOptions, PriorChain, SupervisedModel, TermsELBO, diagnose, fit
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    FitOptions,
+    PriorChain,
+    SupervisedModel,
+    TermsELBO,
+    diagnose,
+    fit,
+)
 from pyro_radial.continual import train_stream
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
@@ -123,3 +133,23 @@ def test_a_stream_refuses_a_number_that_is_not_its_tasks():
         train_stream(one, tasks, epochs=1, progress=False)
     with pytest.raises(ValueError, match=r"must leave out what the stream decides, got \['num_data'\]"):
         train_stream(one, tasks, epochs=1, progress=False, options=FitOptions(num_data=rows))
+
+
+def test_a_table_of_counts_under_two_plates_is_told_the_product_of_both():
+    rows, genes = 8, 3
+
+    def model(row, counts):
+        with pyro.plate("genes", genes, dim=-1):
+            rate = pyro.sample("rate", dist.LogNormal(0.0, 1.0))
+            with pyro.plate("samples", rows, subsample=row, dim=-2):
+                pyro.sample("counts", dist.Poisson(rate), obs=counts)
+
+    data = torch.arange(rows), torch.full((rows, genes), 3.0)
+    words = (
+        r"model must observe 'counts' in a plate of the size of the data, 8, got one of size 24: .* if that size is "
+        r"the product of several plates, as for a table of counts, .* options=FitOptions\(num_data=24\)"
+    )
+    with pytest.raises(ValueError, match=words):
+        fit(model, AutoMeanField(model), data, **FIT)
+    result = fit(model, AutoMeanField(model), data, options=FitOptions(num_data=rows * genes), **FIT)
+    assert result.history
