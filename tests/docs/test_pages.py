@@ -98,7 +98,9 @@ PROMISES = {
         (scope["centered"] - scope["true_offset"]).abs().max() < 0.2
         and needs_all_rows(scope)
         and only_whole_names_are_normal(scope)
+        and scope["correlation"] > 0.9
     ),
+    "saving": lambda scope: scope["resumed"] == pytest.approx(scope["undisturbed"], rel=1e-6),
     # Two logits far from the data, under a kernel of variance 1; the variance of 500 draws has an error of 6 %.
     "functions": lambda scope: ((scope["draws"].samples @ torch.tensor([-1.0, 1.0]))[:, -1].var() / 2 - 1).abs() < 0.25,
     "serving": lambda scope: torch.allclose(scope["loaded"](scope["x"]), scope["served"](scope["x"]), atol=1e-6),

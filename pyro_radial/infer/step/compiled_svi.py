@@ -99,7 +99,10 @@ class CompiledSVI:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The torch optimizer of all parameters; None before the first step, which finds them."""
+        """The torch optimizer of all parameters; None before the first step, which finds them.
+
+        To load a state before the first step, give ``optim`` a torch optimizer, as the page on saving does.
+        """
         return self._joint.optimizer
 
     @property
