@@ -173,13 +173,12 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
 
 
 def _no_number(array: np.ndarray) -> str:
-    """The first element of an array that is not a number, its place, and what to do."""
-    for (row, *column), value in np.ndenumerate(array):
+    """The first element of an array that is not a number, its row and column, and what to do."""
+    for place, value in np.ndenumerate(array):
         if not isinstance(value, Real):
-            place = f"column {column[0]}" if column else f"row {row}"
             return (
-                f"'{value}' in {place}, counted from 0; encode categories as numbers, each as a column of zeros and "
-                "ones, or as 0, 1, ... in targets"
+                f"'{value}' at row and column {list(place)}, counted from 0; encode categories as "
+                "numbers, each as a column of zeros and ones, or as 0, 1, ... in targets"
             )
     return "numbers as Python objects; convert the array with astype(float)"
 

@@ -64,10 +64,18 @@ MIXED = np.array([[0.5, "red"], [1.5, "blue"]], dtype=object)
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (MIXED, torch.zeros(2), r"data: x must hold numbers, got 'red' in column 1, counted from 0; encode"),
-        ({"size": torch.zeros(2), "color": MIXED[:, 1]}, torch.zeros(2), r"x\['color'\] must .* got 'red' in row 0,"),
-        (np.array([["a"], ["b"]]), torch.zeros(2), r"data: x must hold numbers, got 'a' in column 0,"),
-        (torch.zeros(2, 3), np.array(["no", "yes"]), r"data: y must hold numbers, got 'no' in row 0, .* 0, 1, ... in"),
+        (MIXED, torch.zeros(2), r"data: x must hold numbers, got 'red' at row and column \[0, 1\], .* encode"),
+        (
+            {"size": torch.zeros(2), "color": MIXED[:, 1]},
+            torch.zeros(2),
+            r"x\['color'\] must .* 'red' at row .* \[0\],",
+        ),
+        (np.array([["a"], ["b"]]), torch.zeros(2), r"data: x must hold numbers, got 'a' at row and column \[0, 0\],"),
+        (
+            torch.zeros(2, 3),
+            np.array(["no", "yes"]),
+            r"data: y must hold numbers, got 'no' at row and column \[0\], .* 0, 1, ... in",
+        ),
         (MIXED[:, :1], torch.zeros(2), r"data: x must .* got numbers as Python objects; convert .* astype\(float\)"),
     ],
 )
@@ -77,7 +85,7 @@ def test_strings_in_a_column_are_named(x, y, words):
 
 
 def test_strings_in_inputs_without_targets_are_named():
-    with pytest.raises(ValueError, match="inputs must hold numbers, got 'red' in column 1,"):
+    with pytest.raises(ValueError, match=r"inputs must hold numbers, got 'red' at row and column \[0, 1\],"):
         as_inputs(MIXED, "inputs")
     assert torch.equal(as_inputs(MIXED[:, :1].astype(float), "inputs"), torch.tensor([[0.5], [1.5]]))
 

@@ -150,7 +150,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # A network in train mode keeps its running statistics.
         with keeping_buffers(poutine.unwrap(self.model)):
             super()._setup_prototype(*args, **kwargs)
-        self._check_rows(args, kwargs)
+        if (self if self.master is None else self.master()).create_plates is None:
+            self._check_rows(args, kwargs)
         sites = dict(self._latent_sites())
         self._places = places(sites)
         chosen = choose_families(self._wanted_families, sites)
@@ -163,8 +164,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _check_rows(self, args: Any, kwargs: Any) -> None:
         """Raise a ValueError if the guide draws other rows of a plate than the model is given; warn if it may."""
-        if (self if self.master is None else self.master()).create_plates is not None:
-            return
         lengths = {len(leaf) for leaf in tree_leaves((args, kwargs)) if getattr(leaf, "shape", ())}
         for name, site in self._latent_sites():
             for frame in site["cond_indep_stack"]:
@@ -399,11 +398,14 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                 f"load_means: no value for the sites {missing}; strict=False skips them"
             )
         # A guide that was loaded from a file has no model.
-        modules = submodules(poutine.unwrap(self.model) if self._model else None)
-        networks = [module for module in modules if isinstance(module, BayesianModule)]
+        networks = [
+            module
+            for module in submodules(poutine.unwrap(self.model) if self._model else None)
+            if isinstance(module, BayesianModule)
+        ]
         for network in networks:
             check_fixed(network, "state_dict", state_dict, self._site)
-        unknown = [name for name in state_dict if name not in self._site]
+        unknown = sorted(state_dict.keys() - self._site.keys())
         if strict and unknown and self._model and not networks:
             raise ValueError(
                 f"state_dict must have values of the sites {list(self._site)} only, got {unknown}; strict=False "
