@@ -61,6 +61,10 @@ def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch
         assert_same(learn(one, **options), undisturbed)
 
 
+def test_no_loss_of_ones_own_with_a_checkpoint(undisturbed, tmp_path):
+    assert_same(learn(coreset=CORESET, checkpoint=tmp_path, loss=None), undisturbed)
+
+
 @pytest.mark.parametrize("option", ["loss", "callback", "scheduler"])
 def test_a_run_with_a_checkpoint_takes_none_for_the_default(option, tmp_path):
     assert_same(learn(checkpoint=tmp_path, **{option: None}), learn())

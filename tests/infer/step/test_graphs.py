@@ -363,6 +363,24 @@ def test_random_numbers_of_python_and_numpy_are_found(draw):
     runs_as_it_is(loss, (X[:, 0],), "two different graphs")
 
 
+def by_fork():
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return torch.randn(())
+
+
+def by_handler():
+    with pyro.poutine.seed(rng_seed=7):
+        return torch.randn(())
+
+
+@pytest.mark.parametrize("draw", [by_fork, by_handler])
+def test_a_seed_that_a_model_sets_holds_in_each_step(draw):
+    model = hidden(draw)
+    loss = Graphed(model, AutoMeanField(model), TermsELBO(), compile=False)
+    runs_as_it_is(loss, (X[:, 0],), "sets the state of torch's generator")
+
+
 def test_sites_that_differ_from_run_to_run_are_named():
     def model(x):
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
