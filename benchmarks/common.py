@@ -31,32 +31,6 @@ from PIL import Image
 
 from tutorials import image_sets
 
-__all__ = [
-    "BLOCK",
-    "FIRST_SEED",
-    "REGRESSION",
-    "Claim",
-    "Form",
-    "Job",
-    "OtherSettingError",
-    "Pair",
-    "Results",
-    "Row",
-    "SizedForm",
-    "Subjects",
-    "compute_all",
-    "flat_images",
-    "main",
-    "markdown_table",
-    "medians",
-    "paired",
-    "parser_of",
-    "reaches",
-    "uci_split",
-    "with_error",
-    "without_advice_on_widths",
-]
-
 PAGE_FOLDER = Path(__file__).parent
 Row = dict[str, Any]
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -16,8 +16,6 @@ from types import ModuleType
 
 from benchmarks.common import Claim, Results, markdown_table
 
-__all__ = ["MAIN", "PAGE", "committed", "experiments", "is_main", "is_measured", "page"]
-
 HERE = Path(__file__).parent
 PAGE = HERE / "RESULTS.md"
 #: Folders of code that experiments share.

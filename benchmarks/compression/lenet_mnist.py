@@ -39,8 +39,6 @@ from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 
-__all__ = ["claims", "draw", "report", "run"]
-
 INPUT_SHAPE = (1, 28, 28)
 NUM_VALIDATION = 5_000
 GROUPING = {"0.weight": "row", "2.weight": "row", "5.weight": "row", "7.weight": "column"}

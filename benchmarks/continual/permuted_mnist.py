@@ -36,8 +36,6 @@ from benchmarks.continual._chains import (
     row_keys,
 )
 
-__all__ = ["claims", "report", "run"]
-
 
 class Published(NamedTuple):
     """An average accuracy in percent with 784-100-100, and where it is from."""

@@ -40,8 +40,6 @@ from benchmarks.continual._chains import (
     split_mnist,
 )
 
-__all__ = ["claims", "report", "run"]
-
 NOTHING = Holding()
 
 

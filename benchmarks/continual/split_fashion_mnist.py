@@ -19,8 +19,6 @@ from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, comput
 from benchmarks.continual._cells import accuracy_table, percent, setting_of
 from benchmarks.continual._chains import METHODS, NOTHING, Keeping, Setting, learn, row_keys, split_fashion_mnist
 
-__all__ = ["claims", "report", "run"]
-
 HEADS = ("multi", "single")
 # softplus(-6), where the paper starts sigma.
 PAPER_SCALE = 0.00248

@@ -14,8 +14,6 @@ from benchmarks.decisions._environments import Bandit
 from benchmarks.decisions._policies import Policy
 from pyro_radial._pyro.random_numbers import seeded
 
-__all__ = ["BanditResult", "run_bandit"]
-
 # Each decision and each refit has its own random numbers, whatever the policy draws before.
 DECISION, REFIT = 0, 1
 CPU = torch.device("cpu")

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Bandit", "classification_bandit", "mushroom_bandit", "wheel_bandit"]
-
 
 class Bandit(NamedTuple):
     """Contexts ``[T, D]``, the reward of each arm in each context ``[T, K]``, and its expectation ``[T, K]``."""

@@ -12,8 +12,6 @@ from benchmarks.decisions._policies import Policy
 from pyro_radial.functional import GaussianProcess
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
 
-__all__ = ["GaussianProcessThompson"]
-
 
 class GaussianProcessThompson(Policy):
     """Draw each arm's reward from the exact posterior at the context, and pull the arm with the largest draw.

@@ -15,9 +15,6 @@ from benchmarks.common import Results, with_error
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.infer.autoguide.families import Delta
 
-__all__ = ["GUIDES", "mean_of", "mean_ranks", "network", "of_common_seeds", "runs_of"]
-
-
 # Keys of a cell; each seed has a row in it.
 CELL = ("task", "problem", "method", "acquisition", "width")
 

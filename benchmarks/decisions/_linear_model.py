@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["LinearModel"]
-
 
 class LinearModel(NamedTuple):
     r"""The normal-inverse-gamma distribution of the weights of a linear model and its noise.

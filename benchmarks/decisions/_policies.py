@@ -16,16 +16,6 @@ from pyro_radial import predict
 from pyro_radial.infer.posthoc.laplace import LastLayer, TrainedNetwork, find_last_layer
 from pyro_radial.nn.modules import device_of, dtype_of
 
-__all__ = [
-    "EnsembleSampling",
-    "EpsilonGreedy",
-    "LinearThompson",
-    "NeuralLinear",
-    "Policy",
-    "ThompsonSampling",
-    "UniformPolicy",
-]
-
 
 class Policy:
     """Base class of policies. Random numbers come from torch; the loop seeds it before each decision and refit."""

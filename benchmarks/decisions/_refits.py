@@ -20,8 +20,6 @@ from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import set_num_data
 from pyro_radial.nn.modules import device_of, dtype_of
 
-__all__ = ["Refits"]
-
 DEFAULT_OPTIM: Any = partial(fused_optimizer, Adam, {"lr": 3e-3})
 
 

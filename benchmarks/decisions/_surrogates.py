@@ -31,15 +31,6 @@ from pyro_radial.functional import GaussianProcess, PosteriorProcess, function_s
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.nn.likelihoods import Gaussian
 
-__all__ = [
-    "GaussianProcessSurrogate",
-    "LaplaceSurrogate",
-    "NetworkSurrogate",
-    "RandomFeatures",
-    "max_value_entropy",
-    "thompson",
-]
-
 NUM_CANDIDATES = 256
 NUM_MAXIMA = 10
 

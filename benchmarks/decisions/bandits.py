@@ -48,8 +48,6 @@ from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import GaussianProcess, RegularizedKL
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
-__all__ = ["claims", "draw", "report", "run"]
-
 #: Cost of a run; the page shows it as long as there are no results.
 NEEDS = "an hour and a half of two cores"
 

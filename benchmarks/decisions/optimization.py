@@ -42,8 +42,6 @@ from pyro_radial.functional import GaussianProcess, RegularizedKL, UniformBox, i
 from pyro_radial.functional.gaussian import cholesky
 from pyro_radial.nn import likelihoods
 
-__all__ = ["claims", "draw", "report", "run"]
-
 #: Cost of a run; the page shows it as long as there are no results.
 NEEDS = "an hour and a half of two cores"
 

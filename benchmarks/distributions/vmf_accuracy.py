@@ -32,8 +32,6 @@ from benchmarks.distributions._bessel import (
 from pyro_radial.distributions.special import log_sphere_area
 from pyro_radial.distributions.vmf.functions import log_mean_exp_cosine, mean_cosine
 
-__all__ = ["claims", "draw", "report", "run"]
-
 DIMS = (2, 3, 5, 10, 20, 50, 72, 100, 200, 500, 1000, 4608, 10_000, 48_000, 100_000)
 # Theirs, nu = 100 and nu = 500, and one of the low ones.
 SHOWN_DIMS = (10, 200, 1000)

@@ -26,8 +26,6 @@ from pyro_radial.functional import GaussianProcess, LinearizedKL, UniformBox, fu
 from pyro_radial.infer.autoguide import AutoCorrelated
 from pyro_radial.nn import likelihoods
 
-__all__ = ["claims", "draw", "report", "run"]
-
 NEEDS = "ten minutes of one core"
 LAPLACE, LAST_LAYER, MEAN_FIELD = METHODS = ("function-space Laplace", "last layer", "mean field")
 UNITS = ("Tanh", "SiLU", "ReLU")

@@ -23,8 +23,6 @@ from benchmarks.functional._uci import (
     table,
 )
 
-__all__ = ["claims", "report", "run"]
-
 
 def run(output: Path, *, data_dir: Path, form: Form = "default", seeds: int = 10, workers: int = 2) -> None:
     """Train on the standard splits, standardized by the training rows; results are in the units of the targets.

@@ -27,8 +27,6 @@ from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, function_space_laplace, init_to_prior
 from pyro_radial.nn import likelihoods
 
-__all__ = ["claims", "draw", "report", "run"]
-
 #: Three seeds take six hours of one core.
 SPLITS, SEEDS = 20, 1
 LAPLACE, EXACT = "function-space Laplace", "exact process"

@@ -30,8 +30,6 @@ from pyro_radial import (
 )
 from pyro_radial.nn import likelihoods
 
-__all__ = ["CONTENDERS", "OURS", "PEERS", "PLAIN", "Problem", "available", "bytes_per_weight", "num_weights"]
-
 NUM_DATA = 60_000
 INPUTS, CLASSES = 784, 10
 STDDEV = 0.01

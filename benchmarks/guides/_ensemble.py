@@ -13,8 +13,6 @@ import torch
 
 from pyro_radial import Prediction, fit, predict
 
-__all__ = ["Ensemble"]
-
 
 class Ensemble:
     """Train several guides, and predict with their equal mixture.

@@ -16,8 +16,6 @@ from torch.distributions.utils import broadcast_all
 
 from pyro_radial.infer.autoguide.families import LocScale
 
-__all__ = ["TruncatedNormal", "TruncatedNormalFamily"]
-
 
 class TruncatedNormal(TorchDistribution):
     r"""Make a normal distribution, given that it is within c of its ``scale`` from its mean.

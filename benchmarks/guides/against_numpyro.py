@@ -29,8 +29,6 @@ from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
 from benchmarks.guides._eight_models.data import MODELS
 from benchmarks.guides._eight_models.options import BLOCK, CONTENDERS, DRAWS, LEARNING_RATE, ONE_THREAD, PYRO, ROOT
 
-__all__ = ["NEEDS", "claims", "draw", "report", "run"]
-
 NEEDS = "`numpyro`, and `funsor` for the mixture"
 OURS, PEER, EAGER, JIT = "CompiledSVI", "NumPyro", "SVI", "JitTrace_ELBO"
 #: How often steps take turns, a block of them at a time.

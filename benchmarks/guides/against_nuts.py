@@ -40,8 +40,6 @@ from pyro_radial.infer.autoguide import families, init_to_network
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
 
-__all__ = ["claims", "draw", "energy", "make_model", "report", "run"]
-
 NUTS_CHAIN = "NUTS"
 GAIN = 1.5
 # A 1-d input: 12 points on either side of a gap.

@@ -44,8 +44,6 @@ from pyro_radial import (
 from pyro_radial.distributions import RadialNormal, VonMisesFisherStable
 from pyro_radial.nn import likelihoods
 
-__all__ = ["NEEDS", "claims", "draw", "report", "run"]
-
 #: What a machine must have for it, which the page says while there are no results.
 NEEDS = "a CUDA device"
 LR = 1e-3

@@ -35,8 +35,6 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, NaturalGradie
 from pyro_radial.infer.optim.joint import DEFAULT_OPTIM
 from pyro_radial.nn import likelihoods
 
-__all__ = ["claims", "report", "run"]
-
 NATURAL, ADAM = "NaturalGradient()", "Adam at 0.001"
 OPTIMS = {NATURAL: NaturalGradient(), ADAM: DEFAULT_OPTIM}
 GUIDES = {"radial": AutoRadial, "mean field": AutoMeanField}

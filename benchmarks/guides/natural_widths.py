@@ -23,8 +23,6 @@ from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main,
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, NaturalGradient, TermsELBO
 from pyro_radial._pyro.compat import mark_stepped
 
-__all__ = ["claims", "draw", "report", "run"]
-
 NATURAL, ADAM, KEPT = "NaturalGradient()", "Adam", "NaturalGradient(beta2=0.99999)"
 NORMAL, RADIAL, ROWS = "normal", "radial", "a radius per row"
 KINDS = (NORMAL, RADIAL, ROWS)

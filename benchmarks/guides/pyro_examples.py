@@ -23,8 +23,6 @@ from benchmarks.guides._examples.changes import CHANGES
 from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import CompiledSVI
 
-__all__ = ["PROGRAMS", "changed", "claims", "draw", "measure", "report", "run"]
-
 PROGRAMS: dict[str, Callable[[], Program]] = {
     name: make for module in (regressions, mixtures, sequences, networks) for name, make in module.PROGRAMS.items()
 }

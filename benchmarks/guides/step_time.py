@@ -17,8 +17,6 @@ from matplotlib.figure import Figure
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table, medians
 from benchmarks.guides._contenders import CONTENDERS, OURS, PEERS, PLAIN, Problem, available, bytes_per_weight
 
-__all__ = ["claims", "draw", "report", "run"]
-
 
 class Size(NamedTuple):
     """The hidden layers, the batches with the turns of each, and who takes part."""

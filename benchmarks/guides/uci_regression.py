@@ -47,8 +47,6 @@ from pyro_radial import (
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 
-__all__ = ["claims", "report", "run"]
-
 SETS = {
     "boston": "bostonHousing",
     "concrete": "concrete",

@@ -53,8 +53,6 @@ from benchmarks.uncertainty._networks import lenet
 from pyro_radial.uncertainty import auroc
 from tutorials import image_sets
 
-__all__ = ["claims", "draw", "report", "run"]
-
 NAME = "fashion_mnist"
 METHODS = (
     NATURAL_RADIAL,

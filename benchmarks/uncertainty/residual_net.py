@@ -40,8 +40,6 @@ from benchmarks.uncertainty._methods import (
 )
 from benchmarks.uncertainty._networks import residual_net
 
-__all__ = ["claims", "report", "run"]
-
 NAME = "fashion_mnist"
 METHODS = (NATURAL_RADIAL, NATURAL_MEAN_FIELD, SGD, SGD_TEMPERATURE, SGD_ENSEMBLE, DIRECTIONAL)
 _BY_NATURAL_GRADIENT = (

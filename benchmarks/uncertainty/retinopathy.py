@@ -56,8 +56,6 @@ from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged,
 from pyro_radial.uncertainty.plots import plot_reliability
 from tutorials.plots import plot_referral
 
-__all__ = ["claims", "draw", "report", "run"]
-
 #: What each method is made of, whose setting it has; the others have one of their own, which is searched.
 MADE_OF = {
     **dict.fromkeys((TEMPERATURE, LAPLACE, DEEP_ENSEMBLE), PLAIN),

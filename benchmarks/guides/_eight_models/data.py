@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GENES", "GROUPS", "INDUCING", "MODELS", "NUM_DATA", "Arrays", "arrays"]
-
 Arrays = dict[str, np.ndarray[Any, Any]]
 GROUPS, GENES, INDUCING, NUM_DATA = 50, 300, 30, 60_000
 BATCHES = (32, 128, 1024)

@@ -20,8 +20,6 @@ from numpyro.infer.initialization import init_to_uniform, init_to_value
 from benchmarks.guides._eight_models import models
 from benchmarks.guides._eight_models.data import NUM_DATA, arrays
 
-__all__ = ["Training"]
-
 Array = Any
 
 

@@ -28,8 +28,6 @@ from benchmarks.guides._eight_models import models
 from benchmarks.guides._eight_models.data import NUM_DATA, Arrays, arrays
 from pyro_radial import CompiledSVI
 
-__all__ = ["Training"]
-
 Tensors = dict[str, Tensor]
 JIT: dict[type[ELBO], type[ELBO]] = {
     Trace_ELBO: JitTrace_ELBO,

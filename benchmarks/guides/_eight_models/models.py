@@ -7,8 +7,6 @@ from typing import Any
 
 from benchmarks.guides._eight_models.data import GENES, GROUPS
 
-__all__ = ["counts", "hierarchical", "mixture", "schools"]
-
 #: A tensor of torch or an array of JAX.
 Array = Any
 

@@ -5,8 +5,6 @@
 
 from pathlib import Path
 
-__all__ = ["BLOCK", "CONTENDERS", "DRAWS", "LEARNING_RATE", "NUMPYRO", "ONE_THREAD", "PYRO", "ROOT"]
-
 PYRO = ("SVI", "JitTrace_ELBO", "CompiledSVI")
 NUMPYRO = ("NumPyro", "NumPyro, scan")
 CONTENDERS = PYRO + NUMPYRO

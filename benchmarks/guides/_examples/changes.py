@@ -18,8 +18,6 @@ from torch import Tensor
 
 from benchmarks.guides._examples.program import Program
 
-__all__ = ["CHANGES", "Change"]
-
 
 class Change(NamedTuple):
     """A program, what changes before each further step, and the program of these steps."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from benchmarks.guides._examples.program import Program
 
-__all__ = ["PROGRAMS"]
-
 
 def blobs(number: int = 200) -> Tensor:
     """Points on a line around three centers."""

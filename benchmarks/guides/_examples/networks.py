@@ -21,8 +21,6 @@ from torch.nn.functional import softplus
 
 from benchmarks.guides._examples.program import Program
 
-__all__ = ["PROGRAMS"]
-
 PIXELS, CLASSES, LATENT, HIDDEN, BATCH = 100, 4, 8, 64, 64
 
 

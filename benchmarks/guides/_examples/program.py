@@ -18,8 +18,6 @@ from pyro_radial.infer.step.evaluate import Call, Evaluation
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.step.step import keep_terms
 
-__all__ = ["Errors", "Program", "compared", "evaluated"]
-
 
 class Program(NamedTuple):
     """A model, its guide, a loss, and what they are called with."""

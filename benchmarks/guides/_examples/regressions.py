@@ -26,8 +26,6 @@ from torch import Tensor
 
 from benchmarks.guides._examples.program import Program
 
-__all__ = ["PROGRAMS"]
-
 
 class LinearRegression(PyroModule[torch.nn.Module]):
     """Weights with priors, in a module."""

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from benchmarks.guides._examples.program import Program
 
-__all__ = ["PROGRAMS"]
-
 STATES, TONES, LENGTH, SEQUENCES = 8, 20, 8, 30
 
 
