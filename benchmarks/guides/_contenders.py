@@ -38,11 +38,10 @@ Step = Callable[[], Any]
 
 
 class Problem(NamedTuple):
-    """The hidden layers, the rows of a batch, and how many draws of the weights a step takes."""
+    """The hidden layers, the rows of a batch, and the device."""
 
     hidden: tuple[int, ...] = (200, 200, 200, 200)
     batch: int = 32
-    particles: int = 1
     device: str = "cpu"
 
     @property
@@ -68,11 +67,12 @@ def num_weights(problem: Problem) -> int:
     return sum((i + 1) * o for i, o in pairwise(problem.sizes))
 
 
-def plain(problem: Problem, fused: bool) -> Step:
+def plain(problem: Problem, fused: bool, capturable: bool = False) -> Step:
     """A deterministic network: forward, backward, Adam."""
     x, y = problem.data()
     net = problem.network()
-    return _with_adam(net.parameters(), lambda: F.cross_entropy(net(x), y), fused)
+    adam = Adam(net.parameters(), lr=1e-3, fused=fused, capturable=capturable)
+    return _with(adam, lambda: F.cross_entropy(net(x), y))
 
 
 def radial_loop(problem: Problem, fused: bool) -> Step:
@@ -160,7 +160,7 @@ def posteriors(problem: Problem, fused: bool) -> Step:
         log_posterior,
         torchopt.adam(lr=1e-3),
         temperature=1.0 / NUM_DATA,
-        n_samples=problem.particles,
+        n_samples=1,
         init_log_sds=math.log(STDDEV),
     )
     state = transform.init({name: p.detach() for name, p in net.named_parameters()})
@@ -172,26 +172,18 @@ def posteriors(problem: Problem, fused: bool) -> Step:
     return step
 
 
-def svi(
-    problem: Problem,
-    guide: Any,
-    kind: Any = SVI,
-    loss: Any = TraceMeanField_ELBO,
-    noise: Any = "weights",
-    natural: bool = False,
-) -> Step:
+def svi(problem: Problem, guide: Any, kind: Any = SVI, loss: Any = TraceMeanField_ELBO, **options: bool) -> Step:
     """Pyro's SVI, or ours, with Pyro's Adam or natural gradients."""
     x, y = problem.data()
-    made = _made(problem, guide, kind, loss, noise, natural)
+    made = _made(problem, guide, kind, loss, **options)
     return lambda: made.step(x, y)
 
 
-def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, natural: bool) -> Any:
+def _made(problem: Problem, guide: Any, kind: Any, loss: Any, local: bool = False, natural: bool = False) -> Any:
     pyro.clear_param_store()
-    model = _model(problem, noise)
-    elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
+    model = _model(problem, local)
     optim = NaturalGradient(lr=1e-3) if natural else pyro.optim.Adam({"lr": 1e-3})
-    made = kind(model, guide(model), optim, elbo)
+    made = kind(model, guide(model), optim, loss())
     if isinstance(made, CompiledSVI):
         made.graphs.compile_after = 0
     return made
@@ -199,7 +191,7 @@ def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, natura
 
 def bytes_per_weight(natural: bool, problem: Problem) -> float:
     """What a radial posterior, its gradients and its optimizer hold between two steps."""
-    made = _made(problem, AutoRadial, RECORDED, TermsELBO, "weights", natural)
+    made = _made(problem, AutoRadial, RECORDED, TermsELBO, natural=natural)
     for _ in range(3):
         made.step(*problem.data())
     optimizer: Any = made.optimizer
@@ -214,20 +206,18 @@ def eager(problem: Problem, guide: Any, natural: bool = False) -> Step:
     x, y = problem.data()
     pyro.clear_param_store()
     model = _model(problem)
-    elbo = TermsELBO(problem.particles, vectorize_particles=problem.particles > 1, strict_kl=True)
     posterior = guide(model)
-    module = elbo(model, posterior)
+    module = TermsELBO(strict_kl=True)(model, posterior)
     module(x, y)
     if natural:
         return _with(NaturalGradient(lr=1e-3).optimizer(model, posterior, x, y), lambda: module(x, y))
     return _with_adam(module.parameters(), lambda: module(x, y), True)
 
 
-def _model(problem: Problem, noise: Any = "weights") -> SupervisedModel:
-    bnn = BayesianModule(problem.network())
-    return SupervisedModel(
-        bnn, likelihoods.Categorical(num_data=NUM_DATA), local_reparameterization=noise == "local"
-    ).to(problem.device)
+def _model(problem: Problem, local: bool = False) -> SupervisedModel:
+    likelihood = likelihoods.Categorical(num_data=NUM_DATA)
+    model = SupervisedModel(BayesianModule(problem.network()), likelihood, local_reparameterization=local)
+    return model.to(problem.device)
 
 
 def _with_adam(parameters: Any, loss: Callable[[], Tensor], fused: bool) -> Step:
@@ -256,6 +246,7 @@ def available(names: Sequence[str]) -> list[str]:
 
 
 RECORDED = partial(CompiledSVI, compile=False)
+compiled = partial(svi, kind=CompiledSVI, loss=TermsELBO)
 PLAIN = "plain"
 MODULES = {
     "torchbnn": "torchbnn",
@@ -280,23 +271,15 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "AutoRadial, SVI": partial(svi, guide=AutoRadial),
     "AutoRadial, eager": partial(eager, guide=AutoRadial),
     "AutoRadial, recorded": partial(svi, guide=AutoRadial, kind=RECORDED, loss=TermsELBO),
-    "AutoRadial, compiled": partial(svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO),
-    "AutoRadial, local noise, compiled": partial(
-        svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, noise="local"
-    ),
+    "AutoRadial, compiled": partial(compiled, guide=AutoRadial),
+    "AutoRadial, local noise, compiled": partial(compiled, guide=AutoRadial, local=True),
     "AutoRadial, natural gradient, eager": partial(eager, guide=AutoRadial, natural=True),
-    "AutoRadial, natural gradient, compiled": partial(
-        svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, natural=True
-    ),
+    "AutoRadial, natural gradient, compiled": partial(compiled, guide=AutoRadial, natural=True),
     "AutoMeanField, SVI": partial(svi, guide=AutoMeanField),
     "AutoMeanField, eager": partial(eager, guide=AutoMeanField),
-    "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO),
-    "AutoMeanField, local noise, compiled": partial(
-        svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, noise="local"
-    ),
-    "AutoMeanField, natural gradient, compiled": partial(
-        svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, natural=True
-    ),
+    "AutoMeanField, compiled": partial(compiled, guide=AutoMeanField),
+    "AutoMeanField, local noise, compiled": partial(compiled, guide=AutoMeanField, local=True),
+    "AutoMeanField, natural gradient, compiled": partial(compiled, guide=AutoMeanField, natural=True),
 }
 PEERS = [name for name in CONTENDERS if name.split(",")[0] in (*MODULES, "radial", "Pyro's AutoNormal")]
 OURS = [name for name in CONTENDERS if name.startswith("Auto")]
