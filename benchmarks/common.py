@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -28,6 +29,7 @@ from filelock import FileLock
 from joblib import Parallel, delayed
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import nn
 
 from tutorials import image_sets
 
@@ -40,6 +42,8 @@ Form = Literal["default", "small"]
 SizedForm = Literal["default", "small", "paper"]
 #: Results of a regression and their headings in tables.
 REGRESSION = {"rmse": "RMSE", "log_likelihood": "log-likelihood"}
+#: Files of UCI sets that have other names.
+UCI_FILES = {"boston": "bostonHousing", "power": "power-plant", "wine": "wine-quality-red"}
 #: First test seed; settings were chosen with smaller seeds.
 FIRST_SEED = 10
 #: Calls in one timing.
@@ -160,6 +164,8 @@ class Results:
 
     def save_plot(self, figure: Figure) -> None:
         """Save the plot of these results beside them, in 128 colors: a third of the bytes."""
+        for ax in figure.axes:
+            ax.spines[["top", "right"]].set_visible(False)
         drawn = io.BytesIO()
         figure.savefig(drawn)
         colors = Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE)
@@ -281,9 +287,17 @@ def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:
     return (train, data.train_labels), (test, data.test_labels)
 
 
+def perceptron(sizes: Sequence[int], unit: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Return linear layers of these sizes, with units between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), unit()]
+    return nn.Sequential(*layers[:-1])
+
+
 def uci_split(data_dir: Path, name: str, split: int) -> dict[str, Any]:
     """Return a standard split, standardized with training-set statistics; "unit" is the target's standard deviation."""
-    file = np.load(data_dir / "uci" / f"{name}.npz")
+    file = np.load(data_dir / "uci" / f"{UCI_FILES.get(name, name)}.npz")
     rows, train, test = file["data"], file[f"train_indices_{split}"], file[f"test_indices_{split}"]
     scale = rows[train].std(0)
     standard = torch.tensor((rows - rows[train].mean(0)) / np.where(scale > 0, scale, 1.0), dtype=torch.float32)

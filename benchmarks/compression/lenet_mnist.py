@@ -7,6 +7,7 @@ python -m benchmarks.compression.lenet_mnist --data-dir DIR
 """
 
 import math
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,11 +31,10 @@ from benchmarks.common import (
     markdown_table,
     with_error,
 )
-from benchmarks.compression._cheapest_path import cheapest_path
 from pyro_radial import AutoRadialDirectional, BayesianModule, SupervisedModel, TermsELBO, fit
 from pyro_radial.compression import cut_network, mean_network, unit_scores
 from pyro_radial.compression.graph import count_flops, count_weights
-from pyro_radial.compression.prune import CutRecord
+from pyro_radial.compression.prune import CutRecord, evaluate_cut
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
@@ -251,14 +251,50 @@ def next_cut(net: nn.Sequential, scores: dict[str, Tensor], data: Split, setting
     if saved.exists():
         return Cut(torch.load(saved, weights_only=True))
     path, tolerance = list[CutRecord](), setting.tolerance
-    options = {"input_shape": INPUT_SHAPE, "units_per_cut": setting.units_per_cut, "flops_weight": setting.flops_weight}
     while len(path) < 2:
-        loss = partial(adapted_loss, data, setting)
-        path = cheapest_path(net, scores, loss, tolerance, **options)
+        path = cheapest_path(net, scores, partial(adapted_loss, data, setting), tolerance, setting)
         tolerance *= 2.0
     outputs = {layer: path[-1].cut.outputs[layer] for layer in scores}
     torch.save(outputs, saved)
     return Cut(outputs)
+
+
+def cheapest_path(
+    net: nn.Sequential,
+    scores: dict[str, Tensor],
+    loss: Callable[[nn.Module], float],
+    limit: float,
+    setting: Setting,
+) -> list[CutRecord]:
+    """Cuts, each inside the one before, by the layer where a share of the units costs least loss for what it saves."""
+    cut = Cut({layer: torch.ones(len(values), dtype=torch.bool) for layer, values in scores.items()})
+    path = [evaluate_cut(net, cut, loss, INPUT_SHAPE)]
+    allowed = path[0].loss + limit
+    while True:
+        cuts = next_cuts(path[-1].cut, scores, setting.units_per_cut)
+        candidates = [evaluate_cut(net, cut, loss, INPUT_SHAPE) for cut in cuts]
+        candidates = [record for record in candidates if record.loss <= allowed]
+        if not candidates:
+            return path
+        path.append(min(candidates, key=partial(price, path[-1], setting.flops_weight)))
+
+
+def next_cuts(cut: Cut, scores: dict[str, Tensor], units_per_cut: int) -> list[Cut]:
+    """For each layer, the cut without the worst share of the units that are left in it, at least one."""
+    cuts = []
+    for layer, values in scores.items():
+        kept = cut.outputs[layer]
+        left = int(kept.sum())
+        if left > 1:
+            worst = torch.where(kept, values, math.inf).argsort()[: max(1, left // units_per_cut)]
+            cuts.append(Cut({name: cut.outputs[name].clone() for name in scores}))
+            cuts[-1].outputs[layer][worst] = False
+    return cuts
+
+
+def price(before: CutRecord, flops_weight: float, after: CutRecord) -> float:
+    saving = flops_weight * math.log(before.flops / after.flops) + math.log(before.weights / after.weights)
+    return (after.loss - before.loss) / saving
 
 
 def adapted_loss(data: Split, setting: Setting, net: nn.Module) -> float:
@@ -362,7 +398,6 @@ def draw(results: Results) -> None:
                 name, (published[column], 1.0), rotation=60, fontsize=7, xytext=(0, 5), textcoords="offset points"
             )
         ax.set(xscale="log", yscale="log", xlabel={"flops": "FLOPs", "weights": "Weights"}[against])
-        ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("Test error, %")
     handles, labels = axes[0].get_legend_handles_labels()
     axes[1].legend(

@@ -207,12 +207,6 @@ def one_color(x: Tensor, size: int, *, seed: int) -> Tensor:
     return x.flatten()[places].unsqueeze(1).expand(size, x.shape[1]).clone()
 
 
-def uniform(x: Tensor, size: int, *, seed: int) -> Tensor:
-    """Noise between the least and the largest pixel of the inputs."""
-    noise = torch.rand(size, x.shape[1], generator=torch.Generator().manual_seed(seed))
-    return torch.lerp(x.min(), x.max(), noise)
-
-
 def by_pixel(x: Tensor, size: int, *, seed: int) -> Tensor:
     """Noise with the mean and the standard deviation of each pixel, between the least and the largest pixel."""
     noise = torch.randn(size, x.shape[1], generator=torch.Generator().manual_seed(seed))
@@ -227,7 +221,6 @@ def ten_and_one_color(x: Tensor, size: int, *, seed: int) -> Tensor:
 SOURCES = {
     "rows": random_coreset,
     "one color": one_color,
-    "noise": uniform,
     "pixel statistics": by_pixel,
     "ten rows, one color": ten_and_one_color,
 }

@@ -197,7 +197,6 @@ def draw(results: Results) -> None:
             values = [math.nan if row[column][method] is None else row[column][method] for row in rows]
             ax.loglog(dims, values, marker="o", ms=3, label=method)
         ax.set(title=title, xlabel="m")
-        ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, fontsize=8)
     axes[0].axhline(PUBLISHED_GAP, color="0.5", lw=1)
     axes[1].get_legend().set_loc((0.5, 0.2))

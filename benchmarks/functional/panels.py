@@ -19,14 +19,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table
-from benchmarks.functional._training import network, rounded
+from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table, perceptron
 from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, fit, predict
 from pyro_radial.functional import GaussianProcess, LinearizedKL, UniformBox, function_space_laplace, init_to_prior
 from pyro_radial.infer.autoguide import AutoCorrelated
 from pyro_radial.nn import likelihoods
 
-NEEDS = "ten minutes of one core"
 LAPLACE, LAST_LAYER, MEAN_FIELD = METHODS = ("function-space Laplace", "last layer", "mean field")
 UNITS = ("Tanh", "SiLU", "ReLU")
 NOISE, PRIOR_NOISE = 0.1, 0.01
@@ -112,11 +110,16 @@ def compare(kernel: str, units: str, method: str, setting: Row) -> Row:
     return row | {name: rounded(values) for name, values in moments.items()} | data
 
 
+def rounded(values: Tensor) -> list[float]:
+    """Numbers for a results file."""
+    return [round(value, 4) for value in values.tolist()]
+
+
 def trained(
     prior: GaussianProcess, x: Tensor, y: Tensor, units: str, method: str, setting: Row
 ) -> tuple[SupervisedModel, Any]:
     points = torch.cat([x, torch.linspace(-2.0, 2.0, setting["points"])[:, None]])
-    net = init_to_prior(network(1, setting["hidden"], getattr(nn, units)), prior, points)
+    net = init_to_prior(perceptron((1, *setting["hidden"], 1), getattr(nn, units)), prior, points)
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=NOISE))
     if method == LAPLACE:
         return model, function_space_laplace(model, net, (x, y), GaussianProcess(prior.kernel), points)

@@ -6,7 +6,6 @@
 python -m benchmarks.functional.uci_laplace --data-dir DIR
 """
 
-import math
 import time
 import warnings
 from itertools import product
@@ -19,10 +18,20 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table, uci_split, with_error
+from benchmarks.common import (
+    Claim,
+    Form,
+    Job,
+    Results,
+    Row,
+    compute_all,
+    main,
+    markdown_table,
+    perceptron,
+    uci_split,
+    with_error,
+)
 from benchmarks.functional._regression import LEVEL, SMALL_SETS, exact_prediction, kept_prior, of_normal, shuffled
-from benchmarks.functional._training import network
-from benchmarks.functional._uci import FOLDERS
 from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, function_space_laplace, init_to_prior
 from pyro_radial.nn import likelihoods
@@ -75,7 +84,7 @@ def run(
 
 def score(data_dir: Path, name: str, split: int, method: str, seed: int, setting: Row, path: Path) -> Row:
     """Score a method on one split, with the seconds it takes, those of fitting the process included."""
-    data = uci_split(data_dir, FOLDERS[name], split)
+    data = uci_split(data_dir, name, split)
     rows, test, unit = data["train"], data["test"], data["unit"]
     pyro.set_rng_seed(split)
     prior, seconds = kept_prior(rows, setting, path)
@@ -86,7 +95,7 @@ def score(data_dir: Path, name: str, split: int, method: str, seed: int, setting
     else:
         new = test[0]
         points = torch.cat([new, shuffled(rows)[0][: setting["most_points"] - len(new)]])
-        net = network(rows[0].shape[1], setting["hidden"], getattr(nn, setting["activation"]))
+        net = perceptron((rows[0].shape[1], *setting["hidden"], 1), getattr(nn, setting["activation"]))
         process = GaussianProcess(prior.kernel, noise=setting["prior_noise"])
         likelihood = likelihoods.Gaussian(scale=float(prior.observation_noise), num_data=len(rows[0]))
         model = SupervisedModel(BayesianModule(init_to_prior(net, process, rows[0])), likelihood)
@@ -99,13 +108,7 @@ def score(data_dir: Path, name: str, split: int, method: str, seed: int, setting
                 break
         f, variance = PosteriorProcess(model, guide.posterior()).marginals(new)
         scored = of_normal(f.double(), variance.double() + prior.observation_noise.square(), test[1])
-    # A density of standardized targets is per standardized unit.
-    return {
-        "rmse": unit * float((scored.mean - test[1]).square().mean().sqrt()),
-        "log_likelihood": float(scored.log_prob.mean()) - math.log(unit),
-        "coverage": float(scored.covered.double().mean()),
-        "seconds": round(seconds + time.process_time() - start, 1),
-    }
+    return {**scored.row(test[1], unit), "seconds": round(seconds + time.process_time() - start, 1)}
 
 
 def differences(results: Results, data: str, measure: str = "log_likelihood") -> list[float]:
@@ -187,7 +190,6 @@ def draw(results: Results) -> None:
         ax.plot([mean(less)], [place], "k|", ms=14)
     ax.axvline(0.0, color="0.6", lw=1)
     ax.set(xlabel="log-likelihood less the exact process's, nats", yticks=range(len(names)), yticklabels=names)
-    ax.spines[["top", "right"]].set_visible(False)
     ax.set_ylim(-0.5, len(names) - 0.5)
     results.save_plot(figure)
 

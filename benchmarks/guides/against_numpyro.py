@@ -26,8 +26,16 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
-from benchmarks.guides._eight_models.data import MODELS
-from benchmarks.guides._eight_models.options import BLOCK, CONTENDERS, DRAWS, LEARNING_RATE, ONE_THREAD, PYRO, ROOT
+from benchmarks.guides._eight_models.data import (
+    BLOCK,
+    CONTENDERS,
+    DRAWS,
+    LEARNING_RATE,
+    MODELS,
+    ONE_THREAD,
+    PYRO,
+    ROOT,
+)
 
 NEEDS = "`numpyro`, and `funsor` for the mixture"
 OURS, PEER, EAGER, JIT = "CompiledSVI", "NumPyro", "SVI", "JitTrace_ELBO"
@@ -238,7 +246,6 @@ def draw(results: Results) -> None:
         ax.bar(places, values, 0.8 / len(contenders), label=name, color=color)
     ax.set_xticks(range(len(models)), models, rotation=20, ha="right", fontsize=8)
     ax.set(yscale="log", ylabel="CPU time of a step, ms")
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
     results.save_plot(figure)
 

@@ -31,6 +31,7 @@ from benchmarks.common import (
     main,
     markdown_table,
     paired,
+    perceptron,
     with_error,
 )
 from benchmarks.guides._ensemble import Ensemble
@@ -111,9 +112,7 @@ def data_of(net: Net) -> Pair:
 
 
 def make_network(name: str) -> nn.Sequential:
-    sizes = [1, *NETS[name].hidden]
-    layers = [layer for i, o in itertools.pairwise(sizes) for layer in (nn.Linear(i, o), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+    return perceptron((1, *NETS[name].hidden, 1), nn.Tanh)
 
 
 def make_model(name: str, seed: int) -> SupervisedModel:
@@ -358,7 +357,6 @@ def draw(results: Results) -> None:
             ax.plot(*(part[:, 0] for part in data_of(NETS[net])), "k.", ms=3)
             label = method.replace("MultivariateNormal", "\nMultivariateNormal").replace(", ", ",\n")
             ax.set_title(f"{label}\n{net}", fontsize=8)
-            ax.spines[["top", "right"]].set_visible(False)
     results.save_plot(figure)
 
 

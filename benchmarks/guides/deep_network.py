@@ -10,13 +10,11 @@ import itertools
 import math
 import statistics
 import warnings
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pyro.distributions as dist
 import torch
-from torch import nn
 
 from benchmarks.common import (
     FIRST_SEED,
@@ -29,6 +27,7 @@ from benchmarks.common import (
     flat_images,
     main,
     markdown_table,
+    perceptron,
     with_error,
 )
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, fit, predict
@@ -76,9 +75,7 @@ def trained(size: Size, data_dir: Path | None, epochs: int, prior: float, guide:
     """The loss of the last epoch and its parts, in nats for each image, and scores on test images."""
     (x, y), (test_x, test_y) = flat_images("fashion_mnist", data_dir)
     torch.manual_seed(seed)
-    widths = (x.shape[1], *size.hidden)
-    layers = [layer for i, o in pairwise(widths) for layer in (nn.Linear(i, o), nn.ReLU())]
-    net = BayesianModule(nn.Sequential(*layers, nn.Linear(widths[-1], 10)), prior=dist.Normal(0.0, prior))
+    net = BayesianModule(perceptron((x.shape[1], *size.hidden, 10)), prior=dist.Normal(0.0, prior))
     model = SupervisedModel(net, likelihoods.Categorical())
     made = GUIDES[guide](model)
     rows = x[: size.train], y[: size.train]

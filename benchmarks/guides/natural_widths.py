@@ -148,12 +148,6 @@ def batches(rows: int, batch: int | None, steps: int) -> Iterator[Tensor]:
             done += 1
 
 
-def weights_shape(features: int, kind: str, seeds: int) -> tuple[int, ...]:
-    """Starts, data sets, rows and columns; a radial posterior has a radius for the last dimension."""
-    parts = 2 if kind == ROWS else 1
-    return len(STARTS), seeds, parts, features // parts
-
-
 def trained(
     problem: Problem,
     steps: int,
@@ -165,7 +159,9 @@ def trained(
     """Errors of natural gradients by start, from one model of all data sets and starts."""
     known = data(problem, size.seeds)
     x, y = known.x.float(), known.y.float()
-    shape = weights_shape(problem.features, kind, size.seeds)
+    # Starts, data sets, rows and columns; a radial posterior has a radius for the last dimension.
+    parts = 2 if kind == ROWS else 1
+    shape = len(STARTS), size.seeds, parts, problem.features // parts
 
     def model(x: Tensor, y: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand(shape).to_event(4)).flatten(-2)
@@ -371,7 +367,6 @@ def draw(results: Results) -> None:
                 ax.plot(steps, ratios, color=COLORS[start], lw=1.5, label=f"from {start:g}")
         ax.axhline(1.0, color="0.6", lw=1.0, zorder=0)
         ax.set(xscale="log", yscale="log", xlabel="step", title=method)
-        ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("width / exact width")
     axes[1].legend(frameon=False)
     results.save_plot(figure)

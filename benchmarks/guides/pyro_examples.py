@@ -200,7 +200,6 @@ def draw(results: Results) -> None:
     ax.axvline(1.0, color="0.5", linestyle=":")
     ax.set(xlabel="times as fast as Pyro's SVI")
     ax.tick_params(labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
     results.save_plot(figure)
 
 

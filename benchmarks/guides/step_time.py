@@ -159,7 +159,6 @@ def draw(results: Results) -> None:
         ax.set(title=f"batch {batch}", xlabel="multiple of a plain step")
         ax.tick_params(labelsize=8)
         ax.margins(x=0.12)
-        ax.spines[["top", "right"]].set_visible(False)
     results.save_plot(figure)
 
 

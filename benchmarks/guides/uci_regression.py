@@ -28,6 +28,7 @@ from benchmarks.common import (
     main,
     markdown_table,
     paired,
+    perceptron,
     reaches,
     uci_split,
     with_error,
@@ -47,14 +48,7 @@ from pyro_radial import (
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 
-SETS = {
-    "boston": "bostonHousing",
-    "concrete": "concrete",
-    "energy": "energy",
-    "power": "power-plant",
-    "wine": "wine-quality-red",
-    "yacht": "yacht",
-}
+SETS = ("boston", "concrete", "energy", "power", "wine", "yacht")
 DIRECTIONAL, RADIAL, MEAN_FIELD, NATURAL_RADIAL, NATURAL_MEAN_FIELD = METHODS = (
     "radial-directional",
     "radial",
@@ -116,7 +110,7 @@ def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int
     """
     setting = FORMS[form]
     results = Results(output, {"torch": torch.__version__, "num_samples": NUM_SAMPLES, **setting})
-    names, splits = (("yacht",), 1) if form == "small" else (tuple(SETS), seeds)
+    names, splits = (("yacht",), 1) if form == "small" else (SETS, seeds)
     jobs = [
         Job({"data": name, "split": split, "method": method}, score, (data_dir, name, split, method, setting))
         for split, name, method in itertools.product(range(splits), names, METHODS)
@@ -125,7 +119,7 @@ def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int
 
 
 def score(data_dir: Path, name: str, split: int, method: str, setting: Row) -> Row:
-    data = uci_split(data_dir, SETS[name], split)
+    data = uci_split(data_dir, name, split)
     x, y = data["train"]
     torch.manual_seed(split)
     model, guide = make(method, x, setting)
@@ -158,8 +152,7 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row) -> R
 
 
 def make(method: str, x: Tensor, setting: Row) -> tuple[SupervisedModel, nn.Module]:
-    hidden = setting["hidden"]
-    net = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
+    net = perceptron((x.shape[1], setting["hidden"], 1))
     prior = RadialDirectionalPrior({"0.weight": setting["grouping"]}) if method == DIRECTIONAL else FanIn()
     likelihood = likelihoods.Gaussian(num_data=len(x), scale=0.5, learn_scale=True)
     model = SupervisedModel(BayesianModule(net, prior), likelihood)

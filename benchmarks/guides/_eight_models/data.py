@@ -1,10 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Made-up data of the eight models, and the sizes of these."""
+"""Made-up data of the eight models, their sizes, and what all processes must know."""
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,21 @@ import numpy as np
 Arrays = dict[str, np.ndarray[Any, Any]]
 GROUPS, GENES, INDUCING, NUM_DATA = 50, 300, 30, 60_000
 BATCHES = (32, 128, 1024)
+PYRO = ("SVI", "JitTrace_ELBO", "CompiledSVI")
+NUMPYRO = ("NumPyro", "NumPyro, scan")
+CONTENDERS = PYRO + NUMPYRO
+LEARNING_RATE = 1e-3
+#: Steps in one turn.
+BLOCK = 10
+#: Draws of the final loss.
+DRAWS = 50
+#: Where processes start, and their environment.
+ROOT = Path(__file__).parents[3]
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_PLATFORMS": "cpu",
+}
 
 
 def hierarchical(rng: np.random.Generator, small: bool) -> Arrays:

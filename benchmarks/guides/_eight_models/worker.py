@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.guides._eight_models.options import BLOCK, DRAWS, LEARNING_RATE, NUMPYRO
+from benchmarks.guides._eight_models.data import BLOCK, DRAWS, LEARNING_RATE, NUMPYRO
 
 
 def training(name: str, contender: str, small: bool) -> Any:

@@ -3,6 +3,9 @@
 
 """Mixtures and other models with discrete variables."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -37,11 +40,6 @@ def mixture(guide: type = AutoNormal) -> Program:
     """The components of the points are summed over."""
     continuous = poutine.block(mixture_model, hide=["which"])
     return Program(mixture_model, guide(continuous), TraceEnum_ELBO(max_plate_nesting=1), (blobs(),))
-
-
-def mixture_map() -> Program:
-    """A point estimate."""
-    return mixture(AutoDelta)
 
 
 def chain_of_coins() -> Program:
@@ -159,8 +157,8 @@ def picks(points: Tensor) -> None:
         pyro.sample("point", dist.Normal(centers[which], 1.0), obs=points)
 
 
-def amortized_picks(baseline: bool) -> tuple[nn.Module, object]:
-    """A network that picks a component for each point, with a baseline or without."""
+def amortized_picks(baseline: bool) -> Callable[[Tensor], None]:
+    """A guide whose network picks a component for each point, with a baseline or without."""
     net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 3))
     options = {"use_decaying_avg_baseline": True, "baseline_beta": 0.9} if baseline else {}
 
@@ -169,23 +167,23 @@ def amortized_picks(baseline: bool) -> tuple[nn.Module, object]:
         with pyro.plate("points", len(points)):
             pyro.sample("which", dist.Categorical(logits=net(points[:, None])), infer={"baseline": options})
 
-    return net, guide
+    return guide
 
 
 def baseline() -> Program:
     """Gradients of a score function with a running baseline."""
-    return Program(picks, amortized_picks(True)[1], TraceGraph_ELBO(), (blobs(60),))
+    return Program(picks, amortized_picks(True), TraceGraph_ELBO(), (blobs(60),))
 
 
 def wake_sleep() -> Program:
     """Reweighted wake-sleep."""
     loss = ReweightedWakeSleep(num_particles=4, vectorize_particles=False, max_plate_nesting=1)
-    return Program(picks, amortized_picks(False)[1], loss, (blobs(60),))
+    return Program(picks, amortized_picks(False), loss, (blobs(60),))
 
 
 PROGRAMS = {
     "gmm": mixture,
-    "gmm, AutoDelta": mixture_map,
+    "gmm, AutoDelta": partial(mixture, AutoDelta),
     "toy_mixture": chain_of_coins,
     "lda": topics,
     "capture_recapture": captures,

@@ -3,6 +3,7 @@
 
 """Variational autoencoders and other models with networks, and Gaussian processes."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -67,11 +68,6 @@ def vae(loss: Any = Trace_ELBO) -> Program:
     """Pyro's first network."""
     net = Autoencoder()
     return Program(net.model, net.guide, loss(), (images(),))
-
-
-def vae_mean_field() -> Program:
-    """KLs in closed form."""
-    return vae(TraceMeanField_ELBO)
 
 
 class SemiSupervised(Autoencoder):
@@ -152,15 +148,10 @@ class Completion(nn.Module):
 
 
 def completion(by_mask: bool = False) -> Program:
-    """Unseen pixels are picked by a mask, so shapes depend on data."""
+    """Unseen pixels are picked by a mask, so shapes depend on data; or the distribution has the mask."""
     net, full = Completion(by_mask), images()
     seen = full.masked_fill(torch.arange(PIXELS) >= PIXELS // 4, -1.0)
     return Program(net.model, net.guide, Trace_ELBO(), (seen, full))
-
-
-def completion_masked() -> Program:
-    """The same with a mask of the distribution."""
-    return completion(by_mask=True)
 
 
 class Cells(nn.Module):
@@ -379,11 +370,11 @@ def gplvm() -> Program:
 
 PROGRAMS = {
     "vae": vae,
-    "vae, TraceMeanField_ELBO": vae_mean_field,
+    "vae, TraceMeanField_ELBO": partial(vae, TraceMeanField_ELBO),
     "ss_vae, unlabeled": semi_supervised,
     "ss_vae, labeled": labeled,
     "cvae": completion,
-    "cvae, masked": completion_masked,
+    "cvae, masked": partial(completion, by_mask=True),
     "scanvi": cells,
     "cevae": causal,
     "air": canvas,

@@ -3,6 +3,7 @@
 
 """Hidden Markov models, deep Markov models, epidemics and forecasts."""
 
+from functools import partial
 from typing import Any
 
 import pyro
@@ -179,16 +180,11 @@ class DeepMarkov(nn.Module):
 
 
 def deep_markov(flow: bool = False) -> Program:
-    """Annealing as a tensor."""
+    """Annealing as a tensor; perhaps with a flow in the guide."""
     net = DeepMarkov(flow)
     sequences, lengths = music()
     mask = torch.arange(LENGTH) < lengths[:, None]
     return Program(net.model, net.guide, Trace_ELBO(), (sequences, mask, torch.tensor(0.3)))
-
-
-def deep_markov_flow() -> Program:
-    """The same with a flow in the guide."""
-    return deep_markov(flow=True)
 
 
 def epidemic() -> Program:
@@ -285,7 +281,7 @@ PROGRAMS = {
     "hmm, network": hmm_with_network,
     "mixed_hmm": walks,
     "dmm": deep_markov,
-    "dmm, flow": deep_markov_flow,
+    "dmm, flow": partial(deep_markov, flow=True),
     "sir_hmc, SVI": epidemic,
     "forecast": forecast,
     "LinearHMM, StudentTReparam": heavy_tailed_walk,
