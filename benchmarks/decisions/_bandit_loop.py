@@ -4,7 +4,7 @@
 """The loop of a contextual bandit: a context, an arm, its reward, and a refit on a schedule."""
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from pyro_radial._pyro.random_numbers import seeded
 
 # Each decision and each refit has its own random numbers, whatever the policy draws before.
 DECISION, REFIT = 0, 1
+INITIAL_PULLS = 2
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, eq=False)
-class BanditResult:
-    """Arms, rewards and regrets of a run.
+class BanditResult(NamedTuple):
+    """What a run decided.
 
     :param Tensor arms: arms pulled, ``[T]``.
     :param Tensor rewards: their rewards, ``[T]``.
@@ -36,38 +36,23 @@ class BanditResult:
     uniform_regrets: Tensor
     seconds: float
 
-    @property
-    def cumulative_regret(self) -> float:
-        """Sum of all regrets."""
-        return float(self.regrets.sum())
+    def relative_regret(self, last: int) -> float:
+        """Return the regret of the last decisions relative to choosing arms at random, which has 100.
 
-    def relative_regret(self, last: int | None = None) -> float:
-        """Return the regret relative to choosing arms at random, which has 100.
-
-        :param int last: number of decisions at the end to count; all by default. The last decisions measure the final
-            policy without the cost of learning (Riquelme, Tucker and Snoek 2018, section 5).
+        The last ones measure the final policy without the cost of learning (Riquelme et al. 2018, section 5).
         """
-        last = len(self.regrets) if last is None else last
         return 100.0 * float(self.regrets[-last:].sum()) / float(self.uniform_regrets[-last:].sum())
 
 
-def run_bandit(
-    bandit: Bandit, policy: Policy, *, refit_every: int = 20, initial_pulls: int = 2, seed: int = 0
-) -> BanditResult:
+def run_bandit(bandit: Bandit, policy: Policy, *, refit_every: int, seed: int) -> BanditResult:
     """Let a policy decide in one context after the other, showing it only the rewards of the arms that it pulls.
 
-    First, each arm is pulled ``initial_pulls`` times in turn; then the policy chooses. It learns from all decisions so
-    far after the initial pulls and after every ``refit_every`` decisions. Random numbers depend on ``seed`` alone.
-
-    :param Bandit bandit: contexts, and the reward of each arm in each context.
-    :param Policy policy: policy to run; afterwards it holds what it learned in the last refit.
-    :param int refit_every: decisions between refits.
-    :param int initial_pulls: initial pulls of each arm.
-    :param int seed: seed of all random numbers here; make the policy from a seed too.
-    :returns: arms, rewards and regrets.
+    First, each arm is pulled twice in turn; then the policy chooses. It learns from all decisions so far after the
+    initial pulls and after every ``refit_every`` decisions. Random numbers depend on ``seed`` alone; make the policy
+    from a seed too.
     """
     horizon, num_arms = bandit.rewards.shape
-    first = num_arms * initial_pulls
+    first = num_arms * INITIAL_PULLS
     arms = torch.zeros(horizon, dtype=torch.long)
     rewards = bandit.rewards.new_zeros(horizon)
     policy.begin(bandit.num_features, num_arms)
@@ -81,7 +66,7 @@ def run_bandit(
         arms[number] = arm
         rewards[number] = bandit.rewards[number, arm]
         done = number + 1
-        if done >= max(1, first) and (done - first) % refit_every == 0:
+        if done >= first and (done - first) % refit_every == 0:
             with seeded(_seed(seed, done, REFIT), CPU):
                 policy.refit(bandit.contexts[:done], arms[:done], rewards[:done])
     seconds = time.monotonic() - before

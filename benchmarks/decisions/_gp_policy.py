@@ -31,25 +31,19 @@ class GaussianProcessThompson(Policy):
 
     def __init__(self, prior: GaussianProcess) -> None:
         self.prior = prior
-        self._gradient_steps = 0
+        self.gradient_steps = 0
         self._arms: list[GaussianProcess] = []
         self._data: list[tuple[Tensor, Tensor]] = []
         self._solved: list[tuple[Tensor, Tensor]] = []
 
-    @property
-    def gradient_steps(self) -> int:  # type: ignore[override]
-        """Gradient steps of all arms."""
-        return self._gradient_steps
-
     def begin(self, num_features: int, num_arms: int) -> None:
         """Give each arm its own prior."""
         super().begin(num_features, num_arms)
-        if not self._arms:
-            self._arms = [copy.deepcopy(self.prior) for _ in range(num_arms)]
-            for arm in self._arms:
-                arm.observation_noise.fill_(self.noise)
-            self._data = [(torch.zeros(0, num_features), torch.zeros(0)) for _ in range(num_arms)]
-            self._solve()
+        self._arms = [copy.deepcopy(self.prior) for _ in range(num_arms)]
+        for arm in self._arms:
+            arm.observation_noise.fill_(self.noise)
+        self._data = [(torch.zeros(0, num_features), torch.zeros(0)) for _ in range(num_arms)]
+        self._solve()
 
     @torch.no_grad()
     def choose(self, context: Tensor) -> int:
@@ -72,7 +66,7 @@ class GaussianProcessThompson(Policy):
                 before = float(arm.observation_noise)
                 arm.fit(*self._data[number], num_points=self.fit_points, steps=self.steps)
                 arm.observation_noise.clamp_(min=min(before, 0.01))
-                self._gradient_steps += self.steps
+                self.gradient_steps += self.steps
         self._solve()
 
     @torch.no_grad()

@@ -6,10 +6,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
-
-from torch import nn
 
 from benchmarks.common import Results, with_error
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional
@@ -29,14 +26,6 @@ GUIDES: Mapping[str, Any] = {
     "radial-directional": AutoRadialDirectional,
     "point": point,
 }
-
-
-def network(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Linear layers with an activation between them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), activation()]
-    return nn.Sequential(*layers[:-1])
 
 
 def mean_ranks(

@@ -14,7 +14,6 @@ from benchmarks.decisions._linear_model import LinearModel
 from benchmarks.decisions._refits import Refits
 from pyro_radial import predict
 from pyro_radial.infer.posthoc.laplace import LastLayer, TrainedNetwork, find_last_layer
-from pyro_radial.nn.modules import device_of, dtype_of
 
 
 class Policy:
@@ -101,8 +100,7 @@ class LinearThompson(Policy):
     def begin(self, num_features: int, num_arms: int) -> None:
         """Create the prior of each arm."""
         super().begin(num_features, num_arms)
-        if not self._arms:
-            self._arms = [_prior(num_features + 1) for _ in range(num_arms)]
+        self._arms = [_prior(num_features + 1) for _ in range(num_arms)]
 
     def choose(self, context: Tensor) -> int:
         """The arm with the largest reward in a draw of all arms."""
@@ -158,10 +156,9 @@ class NeuralLinear(ThompsonSampling):
     def begin(self, num_features: int, num_arms: int) -> None:
         """Create the parameters and the prior of each arm."""
         super().begin(num_features, num_arms)
-        if not self._arms:
-            self._find_last_layer()
-            size = self._features(torch.zeros(2, num_features)).shape[1]
-            self._arms = [_prior(size) for _ in range(num_arms)]
+        self._find_last_layer()
+        size = self._features(torch.zeros(2, num_features)).shape[1]
+        self._arms = [_prior(size) for _ in range(num_arms)]
 
     def choose(self, context: Tensor) -> int:
         """The arm to pull."""
@@ -179,15 +176,14 @@ class NeuralLinear(ThompsonSampling):
 
     def _find_last_layer(self) -> None:
         self._network = TrainedNetwork(self.model, self.guide)
-        example = torch.zeros(2, self.num_features).to(device_of(self.model), dtype_of(self.model))
         with torch.no_grad():
-            self._layer: LastLayer = find_last_layer(self._network, example)
+            self._layer: LastLayer = find_last_layer(self._network, torch.zeros(2, self.num_features))
 
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
         """The input of the last layer, in float64 as linear models need it."""
-        features, _ = self._layer.features(self._network, x.to(device_of(self.model), dtype_of(self.model)))
-        return features.cpu().double()
+        features, _ = self._layer.features(self._network, x)
+        return features.double()
 
 
 def _prior(size: int) -> LinearModel:

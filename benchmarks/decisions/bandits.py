@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.figure import Figure
 from pyro.contrib.gp.kernels import RBF
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.common import (
     FIRST_SEED,
@@ -28,13 +28,14 @@ from benchmarks.common import (
     main,
     markdown_table,
     paired,
+    perceptron,
     with_error,
 )
-from benchmarks.data import tables
+from benchmarks.decisions import _tables
 from benchmarks.decisions._bandit_loop import run_bandit
 from benchmarks.decisions._environments import Bandit, classification_bandit, mushroom_bandit, wheel_bandit
 from benchmarks.decisions._gp_policy import GaussianProcessThompson
-from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, network, of_common_seeds, runs_of
+from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, of_common_seeds, runs_of
 from benchmarks.decisions._policies import (
     EnsembleSampling,
     EpsilonGreedy,
@@ -47,9 +48,6 @@ from benchmarks.decisions._policies import (
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import GaussianProcess, RegularizedKL
 from pyro_radial.nn.likelihoods import MaskedGaussian
-
-#: Cost of a run; the page shows it as long as there are no results.
-NEEDS = "an hour and a half of two cores"
 
 FUNCTIONAL = "functional radial"
 METHODS = (
@@ -150,9 +148,9 @@ def decided(keys: Row, size: Size, data_dir: Path | None) -> Row:
     before = time.process_time()
     result = run_bandit(bandit, policy, refit_every=size.refit_every, seed=keys["seed"])
     return {
-        "relative": result.relative_regret(),
+        "relative": result.relative_regret(size.horizon),
         "relative_simple": result.relative_regret(size.last),
-        "cumulative": result.cumulative_regret,
+        "cumulative": float(result.regrets.sum()),
         "steps_per_decision": policy.gradient_steps / size.horizon,
         "seconds": result.seconds,
         "process_seconds": time.process_time() - before,
@@ -163,7 +161,7 @@ def decided(keys: Row, size: Size, data_dir: Path | None) -> Row:
 def bandit_of(task: str, horizon: int, seed: int, data_dir: Path | None) -> Bandit:
     if task.startswith("wheel"):
         return wheel_bandit(float(task.split()[1]), horizon, seed=seed)
-    table = tables.load_table(task, data_dir)
+    table = _tables.load_table(task, data_dir)
     if task == "mushroom":
         return mushroom_bandit(table.features, table.labels, horizon, seed=seed)
     return classification_bandit(table.features, table.labels, horizon, seed=seed)
@@ -179,7 +177,7 @@ def policy_of(method: str, width: int, bandit: Bandit, task: Task, size: Size, s
     def made(guide: str, kind: Any = ThompsonSampling, **more: Any) -> Any:
         noise: Any = "local" if guide in ("radial", "mean field") and "loss" not in more else "weights"
         model = SupervisedModel(
-            BayesianModule(network(sizes, nn.ReLU)),
+            BayesianModule(perceptron(sizes)),
             MaskedGaussian(scale=0.3),
             local_reparameterization=noise == "local",
         )
@@ -325,7 +323,6 @@ def draw(results: Results) -> None:
                 color = COLORS[method.removeprefix("functional ")]
                 ax.plot(torch.arange(curves.shape[1]) * step, curves.mean(0), dashes, color=color, label=method, lw=1.3)
         ax.set(title=task, xlabel="decisions")
-        ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[len(tasks) :]:
         ax.set_visible(False)
     axes[0].set_ylabel("regret")

@@ -26,8 +26,8 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table
-from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, network, of_common_seeds, runs_of
+from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table, perceptron
+from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, of_common_seeds, runs_of
 from benchmarks.decisions._surrogates import (
     GaussianProcessSurrogate,
     LaplaceSurrogate,
@@ -41,9 +41,6 @@ from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import GaussianProcess, RegularizedKL, UniformBox, init_to_prior
 from pyro_radial.functional.gaussian import cholesky
 from pyro_radial.nn import likelihoods
-
-#: Cost of a run; the page shows it as long as there are no results.
-NEEDS = "an hour and a half of two cores"
 
 OURS, WEIGHTS, GP, CHANCE = "functional radial", "mean field", "Gaussian process", "random"
 LAPLACE = "function-space Laplace"
@@ -249,7 +246,7 @@ def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surro
     functional = method.startswith("functional ")
     num_inputs = len(problem.bounds[0])
     unit = nn.SiLU if method == LAPLACE else nn.Tanh
-    net = network((num_inputs, *[width] * size.layers, 1), unit).double()
+    net = perceptron((num_inputs, *[width] * size.layers, 1), unit).double()
     prior = GaussianProcess(problem.kernel)
     if method == LAPLACE:
         engine = torch.quasirandom.SobolEngine(num_inputs, scramble=True, seed=0)
@@ -391,7 +388,6 @@ def draw(results: Results) -> None:
                     medians = torch.tensor(curves).quantile(0.5, dim=0).clamp_min(1e-3)
                     ax.semilogy(medians, style, color=color, label=label)
         ax.set(title=problem, xlabel="evaluations")
-        ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("simple regret")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7)
     results.save_plot(figure)

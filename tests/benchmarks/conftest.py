@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.data import tables
-from benchmarks.data.tables import Table
+from benchmarks.decisions import _tables
+from benchmarks.decisions._tables import Table
 from tutorials import image_sets
 from tutorials.image_sets import Images
 
@@ -19,7 +19,7 @@ NUM_SPLITS = 20
 def tiny_data(tmp_path, monkeypatch):
     """A folder of data as the experiments expect it; images come from memory, since real ones are checked by digest."""
     monkeypatch.setattr(image_sets, "load", tiny_images)
-    monkeypatch.setattr(tables, "load_table", tiny_table)
+    monkeypatch.setattr(_tables, "load_table", tiny_table)
     folder = tmp_path / "data"
     write_uci(folder / "uci")
     return folder

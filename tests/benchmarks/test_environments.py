@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from benchmarks.data.tables import load_table
 from benchmarks.decisions._environments import classification_bandit, mushroom_bandit
+from benchmarks.decisions._tables import load_table
 
 
 def test_a_poisonous_mushroom_harms_every_second_time():

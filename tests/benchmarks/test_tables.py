@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from benchmarks.data.tables import TABLES, TableSource, load_table, rows_digest
+from benchmarks.decisions._tables import TABLES, TableSource, load_table, rows_digest
 
 SMALL = "a,1.5,x\nb,?,y\n\n|a comment\na,-2,x.\n"
 ROWS = [["a", "1.5", "x"], ["b", "?", "y"], ["a", "-2", "x"]]

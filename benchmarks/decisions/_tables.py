@@ -6,8 +6,8 @@
 import gzip
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ Rows = list[list[str]]
 MISSING = "?"
 
 
-@dataclass(frozen=True)
-class TableSource:
+class TableSource(NamedTuple):
     """Address, format and digest of a published table.
 
     :param urls: addresses of its files.
@@ -37,8 +36,7 @@ class TableSource:
     drop_missing: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
+class Table(NamedTuple):
     """Features and labels of a table.
 
     :param features: float32 tensor ``[N, D]``: numbers unchanged, and one indicator per category.
