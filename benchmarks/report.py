@@ -18,8 +18,6 @@ from benchmarks.common import Claim, Results, markdown_table
 
 HERE = Path(__file__).parent
 PAGE = HERE / "RESULTS.md"
-#: Folders of code that experiments share.
-HELPERS = frozenset({"data"})
 HEAD = """# Results
 
 `python -m benchmarks.report --write` makes this page from the saved results of the experiments; do not edit it by hand.
@@ -55,35 +53,23 @@ MAIN = (
 
 def experiments() -> list[ModuleType]:
     """Return all modules in the folders of subjects, except those whose names begin with an underscore."""
-    files = sorted(
-        file for file in HERE.glob("*/*.py") if not file.name.startswith("_") and file.parent.name not in HELPERS
-    )
+    files = sorted(file for file in HERE.glob("*/*.py") if not file.name.startswith("_"))
     return [import_module(f"{__package__}.{file.parent.name}.{file.stem}") for file in files]
 
 
 def committed(experiment: ModuleType) -> Results:
     """Return the saved results of an experiment, which lie beside it."""
-    path = Path(str(experiment.__file__)).with_suffix(".json")
-    return Results(path) if path.exists() else Results(path, {})
-
-
-def is_measured(experiment: ModuleType) -> bool:
-    """Return whether an experiment has saved results."""
-    return committed(experiment).path.exists()
+    return Results(Path(str(experiment.__file__)).with_suffix(".json"))
 
 
 def page() -> str:
     """Return a summary, followed by the claims and the sections of the experiments, by subject."""
-    summary, chosen, parts, waiting = [], [], [], []
+    summary, chosen, parts = [], [], []
     for subject, group in groupby(experiments(), lambda experiment: experiment.__name__.split(".")[1]):
         claims: list[tuple[str, Claim]] = []
         sections = []
         for experiment in group:
             name = experiment.__name__.partition(".")[2]
-            if not is_measured(experiment):
-                needs = getattr(experiment, "NEEDS", None)
-                waiting.append(f"`python -m {experiment.__name__}`{f' (needs {needs})' if needs else ''}")
-                continue
             results = committed(experiment)
             claims += [(name, claim) for claim in experiment.claims(results)]
             sections.append(f'<a id="{name}"></a>\n\n{experiment.report(results)}')
@@ -96,8 +82,7 @@ def page() -> str:
         table = markdown_table(COLUMNS, [_line(*claim) for claim in claims])
         parts += [f'<a id="results.{subject}"></a>\n\n## {title}', table, *sections]
     counted = markdown_table(["subject", "claims held", "of those about published results"], summary)
-    notes = [f"Not measured yet: {'; '.join(waiting)}."] if waiting else []
-    return "\n\n".join([HEAD, counted, "The main ones:", markdown_table(COLUMNS, chosen), *notes, *parts]) + "\n"
+    return "\n\n".join([HEAD, counted, "The main ones:", markdown_table(COLUMNS, chosen), *parts]) + "\n"
 
 
 def is_main(name: str, claim: Claim) -> bool:

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -41,13 +40,15 @@ from benchmarks.uncertainty._methods import (
     Augment,
     MakeNet,
     Setting,
+    Task,
     Trained,
+    scores,
     train,
 )
 from pyro_radial.infer import Prediction
-from pyro_radial.uncertainty import expected_calibration_error
 from tutorials import image_sets
 
+NAME = "fashion_mnist"
 #: Whose setting a method has that chooses none.
 SETTING_OF = {
     DEEP_ENSEMBLE: PLAIN,
@@ -81,74 +82,51 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared on what.
+    """What is compared.
 
     :param make_net: from a dropout rate to a network.
-    :param load: from a name to training and validation rows.
-    :param judge: from what a method has learned, and the name of what it was trained on, to its results.
-    :param names: of what is trained on; settings are chosen on the first.
+    :param load: returns training and validation rows.
+    :param judge: from what a method has learned to its results.
     :param setting: of all methods, but for what is chosen.
     :param methods: those that are compared.
     :param settings_of: by method, the settings to choose from.
     :param num_candidates: at most so many of them.
-    :param shares: whether the members of an ensemble are the single networks of several seeds, each trained once.
     :param seeds_of: how many seeds a method has that has fewer than the others.
     :param augment: what changes the inputs of each training batch.
     """
 
     make_net: MakeNet
-    load: Callable[[str], tuple[Pair, Pair]]
-    judge: Callable[[Trained, str], Row]
-    names: tuple[str, ...]
+    load: Callable[[], tuple[Pair, Pair]]
+    judge: Callable[[Trained], Row]
     setting: Setting
     methods: tuple[str, ...]
     settings_of: Mapping[str, Sequence[Row]]
     num_candidates: int
-    shares: bool = False
     seeds_of: Mapping[str, int] = field(default_factory=dict)
     augment: Augment | None = None
-
-    @property
-    def candidates(self) -> dict[str, Sequence[Row]]:
-        """Settings by each method that has some to choose."""
-        own = dict.fromkeys(SETTING_OF.get(method, method) for method in self.methods)
-        return {method: self.settings_of[method][: self.num_candidates] for method in own}
 
     def compute(self, results: Results, seeds: int, workers: int, threads: int) -> None:
         """Choose each method's setting with seed 0, then test it with seeds from 10 on.
 
         Methods take turns, since those that share a training must not begin it at the same time.
         """
-        chosen: set[str] = set()
         for method in self.methods:
-            own = SETTING_OF.get(method, method)
-            if own not in chosen:
-                compute_all(results, list(self._choices(results, own)), workers, threads)
-                chosen.add(own)
+            compute_all(results, list(self._choices(results, SETTING_OF.get(method, method))), workers, threads)
             compute_all(results, list(self._tests(results, method, seeds)), workers, threads)
 
     def _choices(self, results: Results, method: str) -> Iterator[Job]:
-        for options in self.candidates[method]:
-            folder = results.checkpoint(method, *options.values())
-            yield Job(choice_keys(method, options), _chosen, (self, method, options, folder))
+        for options in self.settings_of[method][: self.num_candidates]:
+            keys = {"use": "choice", "method": method, "options": options, "seed": 0}
+            yield Job(keys, _chosen, (self, method, options, results.checkpoint(method, *options.values())))
 
     def _tests(self, results: Results, method: str, seeds: int) -> Iterator[Job]:
         setting = replace(self.setting, **options_of(results, method))
-        size = setting.num_members if self.shares and method in ENSEMBLES else 1
+        size = setting.num_members if method in ENSEMBLES else 1
         count = min(seeds, self.seeds_of.get(method, seeds)) // size
-        for name in self.names:
-            for first in range(FIRST_SEED, FIRST_SEED + count * size, size):
-                folders = {seed: results.checkpoint(name, seed) for seed in range(first, first + size)}
-                compute = (_tested, method) if size == 1 else (_mixed, SETTING_OF[method])
-                yield Job(tested_keys(name, method, first), compute[0], (self, name, compute[1], setting, folders))
-
-
-def choice_keys(method: str, options: Row) -> Row:
-    return {"use": "choice", "method": method, "options": options, "seed": 0}
-
-
-def tested_keys(name: str, method: str, seed: int) -> Row:
-    return {"use": "test", "data": name, "method": method, "seed": seed}
+        for first in range(FIRST_SEED, FIRST_SEED + count * size, size):
+            keys = {"use": "test", "data": NAME, "method": method, "seed": first}
+            folders = {seed: results.checkpoint(NAME, seed) for seed in range(first, first + size)}
+            yield Job(keys, _tested, (self, method, setting, folders))
 
 
 def options_of(results: Results, method: str) -> Row:
@@ -159,56 +137,48 @@ def options_of(results: Results, method: str) -> Row:
 
 
 def _chosen(study: Study, method: str, options: Row, folder: Path) -> Row:
-    fitted, held_out = study.load(study.names[0])
+    fitted, held_out = study.load()
     setting = replace(study.setting, **options)
-    learned = train(method, study.make_net, fitted, held_out, setting, 0, folder, study.augment)
+    learned = train(method, Task(study.make_net, fitted, held_out, setting, 0, folder, study.augment))
     return scores(learned.predict(held_out[0]), held_out[1]) | {"seconds": learned.seconds}
 
 
-def _tested(study: Study, name: str, method: str, setting: Setting, folders: Mapping[int, Path]) -> Row:
-    """A method with one seed."""
-    ((seed, folder),) = folders.items()
-    learned = train(method, study.make_net, *study.load(name), setting, seed, folder, study.augment)
-    return study.judge(learned, name) | {"seconds": learned.seconds, **learned.details}
-
-
-def _mixed(study: Study, name: str, method: str, setting: Setting, folders: Mapping[int, Path]) -> Row:
-    """The equal mixture of what a method has learned with several seeds, which share the draws of a prediction."""
+def _tested(study: Study, method: str, setting: Setting, folders: Mapping[int, Path]) -> Row:
+    """A method with one seed, or the equal mixture of several, which share the draws of a prediction."""
     own = replace(setting, num_samples=max(1, setting.num_samples // len(folders)))
-    data = study.load(name)
+    single = SETTING_OF[method] if method in ENSEMBLES else method
+    data = study.load()
     members = [
-        train(method, study.make_net, *data, own, seed, folder, study.augment) for seed, folder in folders.items()
+        train(single, Task(study.make_net, *data, own, seed, folder, study.augment)) for seed, folder in folders.items()
     ]
 
     def prediction(x: Tensor) -> Prediction:
-        each = [member.predict(x) for member in members]
-        return Prediction(torch.cat([one.samples for one in each]), each[0].likelihood)
+        joined: Prediction = Prediction.joined([member.predict(x) for member in members])
+        return joined
 
     seconds = sum(member.seconds for member in members)
-    return study.judge(Trained(prediction, seconds), name) | {"seconds": seconds}
-
-
-def part(data: Pair, start: int, stop: int | None) -> Pair:
-    return data[0][start:stop], data[1][start:stop]
+    details = members[0].details if len(members) == 1 else {}
+    return study.judge(Trained(prediction, seconds)) | {"seconds": seconds, **details}
 
 
 def split(data: Pair, num_validation: int, num_train: int | None = None) -> tuple[Pair, Pair]:
     """The first rows to train on, at most so many, and the last for validation."""
-    kept = len(data[1]) - num_validation
-    return part(data, 0, kept if num_train is None else min(kept, num_train)), part(data, kept, None)
+    x, y = data
+    kept = len(y) - num_validation
+    used = kept if num_train is None else min(kept, num_train)
+    return (x[:used], y[:used]), (x[kept:], y[kept:])
 
 
 class Standardized:
-    """Images of a data set, and of others, in units of the training images' mean and standard deviation.
+    """Images of Fashion-MNIST, and of others, in units of its training images' mean and standard deviation.
 
     Their memory is in the order of channels last, in which a CPU's convolutions take three quarters of the time.
 
-    :param name: of the data set.
     :param data_dir: the folder of real data.
     """
 
-    def __init__(self, name: str, data_dir: Path | None) -> None:
-        self.data = image_sets.load(name, data_dir)
+    def __init__(self, data_dir: Path | None) -> None:
+        self.data = image_sets.load(NAME, data_dir)
         self._mean, self._stddev = self.data.train_images.mean(), self.data.train_images.std()
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -224,23 +194,14 @@ class Standardized:
 
 
 @cache
-def images_of(name: str, data_dir: Path | None) -> Standardized:
-    return Standardized(name, data_dir)
+def images_of(data_dir: Path | None) -> Standardized:
+    return Standardized(data_dir)
 
 
 @cache
-def load(data_dir: Path | None, size: Any, name: str) -> tuple[Pair, Pair]:
-    """As many images of a data set to train on as a size has, and the last for validation."""
-    return split(images_of(name, data_dir).train, size.validation, size.train)
-
-
-def scores(prediction: Prediction, labels: Tensor) -> Row:
-    """Accuracy, NLL and calibration error; not all classes need be there."""
-    return {
-        "accuracy": float((prediction.mean.argmax(-1) == labels).float().mean()),
-        "nll": -float(prediction.log_prob(labels).mean()),
-        "calibration_error": float(expected_calibration_error(prediction.mean, labels)),
-    }
+def load(data_dir: Path | None, size: Any) -> tuple[Pair, Pair]:
+    """As many images to train on as a size has, and the last for validation."""
+    return split(images_of(data_dir).train, size.validation, size.train)
 
 
 def tested_methods(results: Results) -> list[str]:
@@ -332,10 +293,4 @@ def draw_by_method(results: Results, published: Mapping[str, float] = MappingPro
             ax.text(value, len(methods) - 0.4, title, rotation=30, fontsize=6, color="0.4")
         ax.set(yticks=range(len(methods)), yticklabels=methods if place == 0 else [""] * len(methods))
         ax.set_xlabel(f"test {SCORES[name]}")
-        bare(ax)
     return figure
-
-
-def bare(ax: Axes) -> Axes:
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax

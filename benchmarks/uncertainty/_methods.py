@@ -15,17 +15,14 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row, without_advice_on_widths
 from benchmarks.guides._ensemble import Ensemble
-from benchmarks.guides._truncated_normal import TruncatedNormalFamily
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
-    AutoRadialDirectional,
     BayesianModule,
     FitOptions,
     NaturalGradient,
@@ -34,7 +31,6 @@ from pyro_radial import (
     fit,
     predict,
 )
-from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.infer import Prediction, last_layer_laplace
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
@@ -47,7 +43,7 @@ MakeNet = Callable[[float], nn.Module]
 Augment = Callable[[Tensor], Tensor]
 
 PLAIN, DROPOUT, DEEP_ENSEMBLE = "plain", "MC dropout", "deep ensemble"
-MEAN_FIELD, TWEAKS, TRUNCATED = "mean field", "mean field, tweaks", "mean field, truncated"
+MEAN_FIELD, TWEAKS = "mean field", "mean field, tweaks"
 RADIAL, RADIAL_ENSEMBLE = "radial", "radial ensemble"
 #: A radius for each row of a weight.
 ROWS = "radial by row"
@@ -61,8 +57,6 @@ NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ense
 WIDTHS_RADIAL, WIDTHS_MEAN_FIELD = "radial, trained widths", "mean field, trained widths"
 #: The same with another KL weight or more draws.
 WIDTHS_CHANGED = "radial, trained widths, changed"
-#: Von Mises-Fisher directions for convolutions; batch norm divides out their lengths.
-DIRECTIONAL = "von Mises-Fisher directions"
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,17 @@ class Trained:
 
 @dataclass(frozen=True)
 class Task:
-    """What a network is to learn, and where trainings are kept that methods share."""
+    """What a network is to learn.
+
+    :param make_net: from a dropout rate to a new network of logits.
+    :param train: inputs ``[N, ...]`` and labels ``[N]``.
+    :param validation: others, for what is chosen or stopped by them.
+    :param setting: how.
+    :param seed: of all that is random.
+    :param folder: a folder that belongs to this setting, data and seed. What was begun there is gone on with, and
+        methods that share it share trainings: an ensemble has the single network as its first member.
+    :param augment: what changes the inputs of each batch.
+    """
 
     make_net: MakeNet
     train: Pair
@@ -139,42 +143,24 @@ def _augmented(augment: Augment, items: list[tuple[Tensor, ...]]) -> list[Tensor
     return [augment(x), y]
 
 
-def train(
-    name: str,
-    make_net: MakeNet,
-    train: Pair,
-    validation: Pair,
-    setting: Setting,
-    seed: int,
-    checkpoint: Path | None = None,
-    augment: Augment | None = None,
-) -> Trained:
-    """Train a method of :data:`METHODS`.
+def train(name: str, task: Task) -> Trained:
+    """Train a method of :data:`METHODS` or :data:`OTHERS`."""
+    return (METHODS | OTHERS)[name](task)
 
-    :param name: of the method, or of one of :data:`OTHERS`.
-    :param make_net: from a dropout rate to a new network of logits.
-    :param train: inputs ``[N, ...]`` and labels ``[N]``.
-    :param validation: others, for what is chosen or stopped by them.
-    :param setting: how.
-    :param seed: of all that is random.
-    :param checkpoint: a folder that belongs to this setting, data and seed. What was begun there is gone on with, and
-        methods that share it share trainings: an ensemble has the single network as its first member.
-    :param augment: what changes the inputs of each batch.
-    :returns: what predicts.
-    """
-    return (METHODS | OTHERS)[name](Task(make_net, train, validation, setting, seed, checkpoint, augment))
+
+def scores(prediction: Prediction, labels: Tensor) -> Row:
+    """Accuracy, NLL and calibration error; not all classes need be there."""
+    return {
+        "accuracy": float((prediction.mean.argmax(-1) == labels).float().mean()),
+        "nll": -float(prediction.log_prob(labels).mean()),
+        "calibration_error": float(expected_calibration_error(prediction.mean, labels)),
+    }
 
 
 def measures(prediction: Prediction, labels: Tensor) -> Row:
-    """Accuracy, negative log-likelihood, expected calibration error, Brier score and area under the ROC curve."""
-    probabilities = prediction.mean
-    return {
-        "accuracy": float((probabilities.argmax(-1) == labels).float().mean()),
-        "nll": -float(prediction.log_prob(labels).mean()),
-        "calibration_error": float(expected_calibration_error(probabilities, labels)),
-        "brier": float(brier_score(probabilities, labels)),
-        "auc": area(probabilities, labels),
-    }
+    """Scores, Brier score and area under the ROC curve."""
+    brier = float(brier_score(prediction.mean, labels))
+    return {**scores(prediction, labels), "brier": brier, "auc": area(prediction.mean, labels)}
 
 
 def area(probabilities: Tensor, labels: Tensor) -> float:
@@ -183,25 +169,6 @@ def area(probabilities: Tensor, labels: Tensor) -> float:
     counted = [1] if num_classes == 2 else range(num_classes)
     areas = [auroc(probabilities[labels != k, k], probabilities[labels == k, k]) for k in counted]
     return sum(areas) / len(areas)
-
-
-class _DirectionalConvolutions:
-    """Uniform directions for the outputs of convolutions, and normal other weights.
-
-    :param stddev: of the other weights.
-    """
-
-    def __init__(self, stddev: float) -> None:
-        self.stddev = stddev
-
-    def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
-        if parameter.dim() < 4:
-            prior = dist.Normal(parameter.new_tensor(0.0), self.stddev).expand(parameter.shape)
-            return pyro.sample(name, prior.to_event(parameter.dim()), infer={"initial_value": parameter})
-        rows = parameter.flatten(1)
-        prior = HypersphericalUniform(rows.shape[1], batch_shape=rows.shape[:1], like=rows).to_event(1)
-        direction = pyro.sample(f"{name}.direction", prior, infer={"initial_value": normalize(rows)})
-        return direction.reshape(direction.shape[:-2] + parameter.shape)
 
 
 def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
@@ -213,23 +180,17 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
         return AutoMeanField(model, families={".": families.Delta()})
     if kind == TWEAKS:
         return AutoMeanField(model, init_stddev=1e-3)
-    if kind == DIRECTIONAL:
-        return AutoRadialDirectional(
-            model, init_stddev=setting.init_stddev, init_mean_cosine=0.9, shared_concentration=False
-        )
-    own = {".": TruncatedNormalFamily(1.0)} if kind == TRUNCATED else None
-    return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev, families=own)
+    return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev)
 
 
 def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
-    bnn = BayesianModule(net, **{"prior": dist.Normal(0.0, setting.prior_stddev), **options})
+    bnn = BayesianModule(net, dist.Normal(0.0, setting.prior_stddev), **options)
     return SupervisedModel(bnn, likelihoods.Categorical())
 
 
 def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[SupervisedModel, nn.Module]:
     """A member of an ensemble; torch is seeded for each."""
-    own = {"prior": _DirectionalConvolutions(setting.prior_stddev)} if kind == DIRECTIONAL else {}
-    model = _model(make_net(setting.dropout if kind == DROPOUT else 0.0), setting, **own)
+    model = _model(make_net(setting.dropout if kind == DROPOUT else 0.0), setting)
     return model, _guide(kind, model, setting)
 
 
@@ -431,7 +392,6 @@ METHODS: dict[str, Method] = {
     DEEP_ENSEMBLE: partial(_with_members, plain),
     MEAN_FIELD: partial(variational, MEAN_FIELD),
     TWEAKS: tweaks,
-    TRUNCATED: partial(variational, TRUNCATED),
     IVON: ivon,
     RADIAL: partial(variational, RADIAL),
     RADIAL_ENSEMBLE: partial(_with_members, partial(variational, RADIAL)),
@@ -441,7 +401,6 @@ _NATURAL_MEAN_FIELD = partial(_with, partial(variational, MEAN_FIELD), optimizer
 _NATURAL_RADIAL = partial(_with, partial(variational, RADIAL), optimizer="natural")
 #: What single experiments ask for besides.
 OTHERS: dict[str, Method] = {
-    DIRECTIONAL: partial(variational, DIRECTIONAL),
     ADAMW: partial(_with, plain, optimizer="adamw"),
     SGD: partial(_with, plain, **_BY_SGD),
     SGD_TEMPERATURE: partial(_with, temperature, **_BY_SGD),

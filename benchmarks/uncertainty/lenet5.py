@@ -29,7 +29,6 @@ from benchmarks.uncertainty._comparison import (
     images_of,
     load,
     score_table,
-    scores,
 )
 from benchmarks.uncertainty._methods import (
     ADAMW,
@@ -48,12 +47,12 @@ from benchmarks.uncertainty._methods import (
     WIDTHS_MEAN_FIELD,
     WIDTHS_RADIAL,
     Trained,
+    scores,
 )
 from benchmarks.uncertainty._networks import lenet
 from pyro_radial.uncertainty import auroc
 from tutorials import image_sets
 
-NAME = "fashion_mnist"
 METHODS = (
     NATURAL_RADIAL,
     SGD,
@@ -124,11 +123,11 @@ SIZES = {
 @cache
 def others(data_dir: Path | None, count: int | None) -> torch.Tensor:
     """Test images of MNIST in units of Fashion-MNIST."""
-    return images_of(NAME, data_dir)(image_sets.load("mnist", data_dir).test_images[:count])
+    return images_of(data_dir)(image_sets.load("mnist", data_dir).test_images[:count])
 
 
-def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:
-    x, y = images_of(NAME, data_dir).test(size.test)
+def judge(data_dir: Path | None, size: Size, learned: Trained) -> Row:
+    x, y = images_of(data_dir).test(size.test)
     inside, outside = learned.predict(x), learned.predict(others(data_dir, size.test))
     detected = auroc(inside.entropy, outside.entropy)
     return scores(inside, y) | {"auroc_mnist": float(detected)}
@@ -153,12 +152,10 @@ def run(
         lenet,
         partial(load, data_dir, size),
         partial(judge, data_dir, size),
-        (NAME,),
         size.setting,
         METHODS,
         CANDIDATES if form == "default" else SMALL_CANDIDATES,
         size.num_candidates,
-        shares=True,
         seeds_of=SEEDS,
     )
     results = Results(output, {"torch": torch.__version__, "threads": threads, **described(size)})

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.common import Claim, Form, Results, Row, main
-from benchmarks.data.augmentation import shifted_and_mirrored
+from benchmarks.uncertainty._augmentation import shifted_and_mirrored
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
@@ -26,10 +26,8 @@ from benchmarks.uncertainty._comparison import (
     images_of,
     load,
     score_table,
-    scores,
 )
 from benchmarks.uncertainty._methods import (
-    DIRECTIONAL,
     NATURAL_MEAN_FIELD,
     NATURAL_RADIAL,
     SGD,
@@ -37,11 +35,11 @@ from benchmarks.uncertainty._methods import (
     SGD_TEMPERATURE,
     Setting,
     Trained,
+    scores,
 )
 from benchmarks.uncertainty._networks import residual_net
 
-NAME = "fashion_mnist"
-METHODS = (NATURAL_RADIAL, NATURAL_MEAN_FIELD, SGD, SGD_TEMPERATURE, SGD_ENSEMBLE, DIRECTIONAL)
+METHODS = (NATURAL_RADIAL, NATURAL_MEAN_FIELD, SGD, SGD_TEMPERATURE, SGD_ENSEMBLE)
 _BY_NATURAL_GRADIENT = (
     {"rate": 0.4, "hess_init": 0.2, "prior_stddev": 0.1},
     {"rate": 1.0, "hess_init": 0.5, "prior_stddev": 0.3},
@@ -51,7 +49,6 @@ CANDIDATES = {
     NATURAL_RADIAL: _BY_NATURAL_GRADIENT,
     NATURAL_MEAN_FIELD: _BY_NATURAL_GRADIENT,
     SGD: ({"rate": 0.2, "prior_stddev": 0.1}, {"rate": 0.2, "prior_stddev": 0.3}),
-    DIRECTIONAL: ({"rate": 0.003, "prior_stddev": 0.1},),
 }
 
 
@@ -73,12 +70,10 @@ SIZES = {
     "default": Size(),
     "small": Size(8, (1, 1), 64, 60, 40, 1, 2, SMALL),
 }
-#: Fewer seeds where no claim rests on them.
-FEW = {DIRECTIONAL: 2}
 
 
-def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:
-    x, y = images_of(NAME, data_dir).test(size.test)
+def judge(data_dir: Path | None, size: Size, learned: Trained) -> Row:
+    x, y = images_of(data_dir).test(size.test)
     return scores(learned.predict(x), y)
 
 
@@ -101,13 +96,10 @@ def run(
         partial(residual_net, size.width, size.blocks),
         partial(load, data_dir, size),
         partial(judge, data_dir, size),
-        (NAME,),
         size.setting,
         METHODS,
         CANDIDATES,
         size.num_candidates,
-        shares=True,
-        seeds_of=FEW if form == "default" else {},
         augment=shifted_and_mirrored,
     )
     weights = sum(parameter.numel() for parameter in residual_net(size.width, size.blocks, 0.0).parameters())
@@ -120,7 +112,6 @@ def run(
 PAIRS = (
     ("nll", NATURAL_RADIAL, SGD),
     ("nll", NATURAL_RADIAL, NATURAL_MEAN_FIELD),
-    ("nll", DIRECTIONAL, NATURAL_RADIAL),
 )
 
 

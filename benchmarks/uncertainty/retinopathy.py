@@ -9,11 +9,13 @@ python -m benchmarks.uncertainty.retinopathy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from benchmarks.common import (
@@ -21,6 +23,7 @@ from benchmarks.common import (
     Claim,
     Form,
     Job,
+    Pair,
     Results,
     Row,
     compute_all,
@@ -30,7 +33,7 @@ from benchmarks.common import (
     paired,
     with_error,
 )
-from benchmarks.uncertainty._fundus import fundus, network
+from benchmarks.uncertainty._augmentation import RandomAffine
 from benchmarks.uncertainty._methods import (
     DEEP_ENSEMBLE,
     DROPOUT,
@@ -46,14 +49,18 @@ from benchmarks.uncertainty._methods import (
     SGD,
     SGD_ENSEMBLE,
     TEMPERATURE,
-    TRUNCATED,
     TWEAKS,
+    Augment,
+    MakeNet,
     Setting,
+    Task,
     measures,
     train,
 )
+from benchmarks.uncertainty._networks import vgg
 from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged, percent, pooled, spread
 from pyro_radial.uncertainty.plots import plot_reliability
+from tutorials import image_sets
 from tutorials.plots import plot_referral
 
 #: What each method is made of, whose setting it has; the others have one of their own, which is searched.
@@ -125,6 +132,39 @@ def run(
         compute_all(results, testing, workers, threads)
 
 
+class Fundus(NamedTuple):
+    """Standardized images with labels 0 and 1, and what augments those images."""
+
+    train: Pair
+    validation: Pair
+    test: Pair
+    augment: Augment
+
+
+def fundus(data_dir: Path | None) -> Fundus:
+    """RetinaMNIST, each channel standardized by the training images; grades from 2 on are referred."""
+    data = image_sets.load("retinamnist", data_dir)
+    assert data.val_images is not None
+    assert data.val_labels is not None
+    mean = data.train_images.mean((0, 2, 3), keepdim=True)
+    stddev = data.train_images.std((0, 2, 3), keepdim=True)
+
+    def pair(images: Tensor, grades: Tensor) -> Pair:
+        return (images - mean) / stddev, (grades >= 2).long()
+
+    return Fundus(
+        pair(data.train_images, data.train_labels),
+        pair(data.val_images, data.val_labels),
+        pair(data.test_images, data.test_labels),
+        RandomAffine(fill=tuple((-mean / stddev).flatten().tolist())),
+    )
+
+
+def network(width: int) -> MakeNet:
+    """A network for these images, from its dropout rate."""
+    return partial(vgg, width=width)
+
+
 def candidate(size: Size, number: int, name: str) -> Setting:
     """A random setting; those of one number have the same prior in all methods, and the same rate of Adam or SGD."""
     share = iter(torch.rand(8, generator=torch.Generator().manual_seed(number)).double().tolist())
@@ -164,9 +204,8 @@ def search(data_dir: Path | None, size: Size, name: str, number: int) -> Row:
     others, fitted = order[: len(y) // 3], order[len(y) // 3 :]
     setting = candidate(size, number, name)
     try:
-        learned = train(
-            name, network(size.width), (x[fitted], y[fitted]), data.validation, setting, 0, augment=data.augment
-        )
+        rows = x[fitted], y[fitted]
+        learned = train(name, Task(network(size.width), rows, data.validation, setting, 0, augment=data.augment))
     except FloatingPointError:
         # A rate that is too high.
         return {**asdict(setting), "nll": math.inf, "seconds": 0.0}
@@ -184,7 +223,8 @@ def evaluate(data_dir: Path | None, size: Size, name: str, number: int, seed: in
     """A method with a setting, trained on all training images and tested."""
     data = fundus(data_dir)
     setting = candidate(size, number, name)
-    learned = train(name, network(size.width), data.train, data.validation, setting, seed, folder, data.augment)
+    task = Task(network(size.width), data.train, data.validation, setting, seed, folder, data.augment)
+    learned = train(name, task)
     return judged(learned.predict(data.test[0]), data.test[1], size.num_resamples) | {
         "number": number,
         "seconds": learned.seconds,
@@ -324,7 +364,7 @@ def _chosen(results: Results, name: str) -> list[str]:
     worst = max(results.values("nll", part="search", method=name))
     rate = row["ivon_rate"] if name in (IVON, NATURAL_RADIAL) else row["rate"]
     start = {TWEAKS: 1e-3, IVON: row["init_stddev"]}.get(name, row["init_scale"])
-    noisy = name in (MEAN_FIELD, TRUNCATED, RADIAL, TWEAKS)
+    noisy = name in (MEAN_FIELD, RADIAL, TWEAKS)
     return [
         name,
         f"{rate:.4f}",
@@ -350,9 +390,8 @@ def draw(results: Results) -> None:
     left.autoscale()
     plot_reliability({name: pooled(own) for name, own in rows.items()}, right)
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    for ax in (left, middle, right):
+    for ax in figure.axes:
         ax.get_legend().remove()
-        ax.spines[["top", "right"]].set_visible(False)
     results.save_plot(figure)
 
 

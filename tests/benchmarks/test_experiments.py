@@ -13,12 +13,11 @@ import scipy
 import torch
 
 from benchmarks.common import Claim, Results
-from benchmarks.report import HELPERS, HERE, MAIN, PAGE, committed, experiments, is_main, is_measured, page
+from benchmarks.report import HERE, MAIN, PAGE, committed, experiments, is_main, page
 
 pytestmark = pytest.mark.site
 
 EXPERIMENTS = experiments()
-MEASURED = [experiment for experiment in EXPERIMENTS if is_measured(experiment)]
 
 
 # One of each subject, a quick one; ``make soak`` runs the small form of all.
@@ -48,7 +47,7 @@ each_small_form = pytest.mark.parametrize(
         for experiment, name in ((experiment, name_of(experiment)) for experiment in EXPERIMENTS)
     ],
 )
-each_measured = pytest.mark.parametrize("experiment", MEASURED, ids=name_of)
+each_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS, ids=name_of)
 
 
 def options_of(experiment, **wanted):
@@ -57,14 +56,14 @@ def options_of(experiment, **wanted):
 
 
 def test_experiments_are_found_by_their_place():
-    subjects = {path.parent.name for path in HERE.glob("*/__init__.py")} - HELPERS
+    subjects = {path.parent.name for path in HERE.glob("*/__init__.py")}
     assert subjects == {subject_of(experiment) for experiment in EXPERIMENTS}
     assert all(hasattr(experiment, part) for experiment in EXPERIMENTS for part in ("run", "report", "claims"))
-    assert all(committed(experiment).rows for experiment in MEASURED)
+    assert all(committed(experiment).rows for experiment in EXPERIMENTS)
 
 
 def test_every_saved_result_belongs_to_an_experiment():
-    paths = {committed(experiment).path for experiment in MEASURED}
+    paths = {committed(experiment).path for experiment in EXPERIMENTS}
     assert {path for path in HERE.rglob("*.json") if not path.stem.endswith("_paper")} == paths
 
 
@@ -91,7 +90,7 @@ def test_the_smallest_form_runs_and_is_reported(experiment, tiny_data, tmp_path)
     assert sorted(map(Path, plots)) == sorted(tmp_path.glob("*.png"))
 
 
-@each_measured
+@each_experiment
 def test_the_section_of_the_page_names_its_command_and_its_plots(experiment):
     section = experiment.report(committed(experiment))
     assert section.startswith("### ")
@@ -104,7 +103,7 @@ def test_the_section_of_the_page_names_its_command_and_its_plots(experiment):
     assert all((HERE / plot).exists() for plot in plots)
 
 
-@each_measured
+@each_experiment
 def test_claims_are_made_of_saved_rows(experiment):
     for claim in experiment.claims(committed(experiment)):
         assert isinstance(claim, Claim)
@@ -113,7 +112,7 @@ def test_claims_are_made_of_saved_rows(experiment):
         assert isinstance(claim.held, bool)
 
 
-@each_measured
+@each_experiment
 def test_the_saved_rows_are_those_of_the_default_form(experiment, tiny_data, monkeypatch):
     if hasattr(experiment, "NEEDS"):
         pytest.skip(f"needs {experiment.NEEDS}")
@@ -134,8 +133,6 @@ def test_the_page_is_made_of_the_saved_results():
 @pytest.mark.parametrize(("name", "words"), MAIN, ids=str)
 def test_each_claim_of_the_summary_is_one_of_its_experiment(name, words):
     (experiment,) = (found for found in EXPERIMENTS if found.__name__.endswith(f".{name}"))
-    if not is_measured(experiment):
-        pytest.skip("not measured yet")
     claims = experiment.claims(committed(experiment))
     assert [claim.text for claim in claims if is_main(name, claim) and claim.text.startswith(words)][1:] == []
     assert any(claim.text.startswith(words) for claim in claims)
