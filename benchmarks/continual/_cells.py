@@ -10,7 +10,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.common import FIRST_SEED, Claim, Job, Results, Row, compute_all, markdown_table, with_error
+from benchmarks.common import FIRST_SEED, Job, Results, Row, compute_all, markdown_table, with_error
 from benchmarks.continual._chains import NOTHING, Holding, Keeping, Setting, row_keys
 
 METHODS = ("mean field", "radial normal")
@@ -162,15 +162,6 @@ def accuracy_table(results: Results, **keys: Any) -> str:
         for (method, setting, kept), rows in by_setting(results, **keys).items()
     ]
     return markdown_table(["", "kept", "setting", *SCORES.values(), "seconds", "seeds"], lines)
-
-
-#: Fewer seeds support no claim.
-LEAST_SEEDS = 3
-
-
-def supported(claims: Sequence[Claim]) -> list[Claim]:
-    """The claims that rest on enough seeds; the tables of a section have all rows."""
-    return [claim for claim in claims if int(claim.seeds) >= LEAST_SEEDS]
 
 
 def percent(rows: Sequence[Row], name: str) -> str:

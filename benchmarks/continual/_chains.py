@@ -278,25 +278,13 @@ def permuted_mnist(data_dir: Path | None, rows: int | None, num_tasks: int, held
 
 
 @lru_cache
-def split_fashion_mnist(
-    data_dir: Path | None, rows: int | None, num_tasks: int, heads: str, held_out: float = 0.1
+def split_images(
+    name: str, data_dir: Path | None, rows: int | None, num_tasks: int, heads: str, held_out: float = 0.1
 ) -> TaskStream:
-    """Fashion-MNIST likewise, two classes a task; see :func:`_split`."""
-    return _split("fashion_mnist", data_dir, rows, num_tasks, heads, held_out)
+    """MNIST or Fashion-MNIST likewise, two classes a task.
 
-
-@lru_cache
-def split_mnist(
-    data_dir: Path | None, rows: int | None, num_tasks: int, heads: str = "multi", held_out: float = 0.1
-) -> TaskStream:
-    """MNIST likewise."""
-    return _split("mnist", data_dir, rows, num_tasks, heads, held_out)
-
-
-def _split(
-    name: str, data_dir: Path | None, rows: int | None, num_tasks: int, heads: str, held_out: float
-) -> TaskStream:
-    """Tasks with a head each ("multi"), one for all classes ("single"), or one for the two of any task ("shared")."""
+    Tasks have a head each ("multi"), one for all classes ("single"), or one for the two of any task ("shared").
+    """
     train, test = ((x[:rows], y[:rows]) for x, y in flat_images(name, data_dir))
     stream = class_split_stream(train, test, multi_head=heads != "single", validation_fraction=held_out)[:num_tasks]
     if heads != "shared":

@@ -26,7 +26,6 @@ from benchmarks.continual._cells import (
     keeping_of,
     percent,
     seconds,
-    supported,
     tested_rows,
 )
 from benchmarks.continual._chains import (
@@ -36,18 +35,18 @@ from benchmarks.continual._chains import (
     learn,
     permuted_mnist,
     row_keys,
-    split_fashion_mnist,
-    split_mnist,
+    split_images,
 )
 
 NOTHING = Holding()
+SPLIT_MNIST, SPLIT_FASHION_MNIST = (partial(split_images, name) for name in ("mnist", "fashion_mnist"))
 
 
 class Line(NamedTuple):
     """A cell with what is learned, and with what it is compared."""
 
     tasks: Callable[..., Any]
-    #: Training images of a task, all of which a test run learns.
+    #: Training images of a task.
     rows: int
     sizes: tuple[int, ...]
     batch_size: int
@@ -61,14 +60,16 @@ class Line(NamedTuple):
     num_samples: int = 32
     #: Of the tasks, before the share that is held out.
     heads: tuple[str, ...] = ()
+    #: The share of the rows that test runs do not learn.
+    left_out: float = 0.0
     #: Of all data; None for all.
     taken: int | None = None
     #: Of products of matrices. "medium" has large networks multiply in bfloat16, where the processor can.
     precision: str = "highest"
 
     def stream(self, data_dir: Path | None, part: str) -> Callable[[], Any]:
-        """The tasks: with a tenth held out to choose a setting, and with all rows to test it."""
-        held_out = 0.1 if part == "validation" else 0.0
+        """The tasks, with a tenth held out to choose a setting."""
+        held_out = 0.1 if part == "validation" else self.left_out
         return partial(self.tasks, data_dir, self.taken, self.num_tasks, *self.heads, held_out)
 
     def setting(self, setting: Tuned, part: str) -> Tuned:
@@ -114,7 +115,7 @@ BOUNDED = {"init_stddev": 0.005, "noise": "local"}
 
 LINES = {
     "split MNIST, a head a task, 200 inputs kept": Line(
-        split_mnist,
+        SPLIT_MNIST,
         12_000,
         (784, 400),
         256,
@@ -127,9 +128,11 @@ LINES = {
             (local(60, 0.3), functions(10.0)),
         ],
         METHODS,
+        heads=("multi",),
+        left_out=0.1,
     ),
     "split Fashion-MNIST, a head a task, nothing kept": Line(
-        split_fashion_mnist,
+        SPLIT_FASHION_MNIST,
         12_000,
         (784, 256, 256),
         256,
@@ -207,7 +210,7 @@ LINES = {
         precision="medium",
     ),
     "split MNIST, two outputs for all tasks, nothing kept": Line(
-        split_mnist,
+        SPLIT_MNIST,
         12_000,
         (784, 256, 256),
         256,
@@ -226,7 +229,7 @@ LINES = {
         heads=("shared",),
     ),
     "split Fashion-MNIST, ten outputs for all tasks, 200 inputs kept": Line(
-        split_fashion_mnist,
+        SPLIT_FASHION_MNIST,
         12_000,
         (784, 200, 200, 200, 200),
         256,
@@ -260,7 +263,7 @@ def run(
     workers: int = 2,
     threads: int = 1,
 ) -> None:
-    """Choose each method's setting with seed 0 on a held-out tenth at full length; test with all rows, from seed 10 on.
+    """Choose each method's setting with seed 0 on a held-out tenth at full length; test it from seed 10 on.
 
     :param line: the only line to run.
     """
@@ -322,7 +325,7 @@ def claims(results: Results) -> list[Claim]:
             ours = percent(accuracies[name], "average_accuracy")
             text = f"{name}: {METHODS[0]} is not below {whom}"
             found.append(Claim(text, f"{least:g}", ours, str(len(accuracies[name])), means[name] >= least))
-    return supported(found)
+    return found
 
 
 def report(results: Results) -> str:
@@ -347,14 +350,14 @@ def report(results: Results) -> str:
     return f"""### Networks, epochs and rows of published results
 
 Continual learning in the settings of published results (`python -m benchmarks.continual.published_settings`). Test \
-runs learn all 60,000 images. Each method's setting is the best of its line's candidates on a held-out tenth, at full \
-length, with seed 0; the table's seeds start at 10. Accuracies are in percent, mean and standard error over seeds; \
-seconds are median CPU seconds of a run on one thread. "from" is the first standard deviation, then come the \
-rates of means and scales; batches have 256 images of a split set, or 512 permuted ones. \
-Networks of 300 and 500 units multiply their matrices in bfloat16 (`torch.set_float32_matmul_precision("medium")`), \
-where the processor can. `--line NAME --output FILE` \
-runs one line, in ten minutes to four hours of one core. Published settings come from the authors' \
-configuration files (S-FSVI) and code (TD-VCL, whose split MNIST with one head has two outputs for all tasks).
+runs learn all 60,000 images, but those of split MNIST with a head a task learn 54,000. Each method's setting is the \
+best of its line's candidates on a held-out tenth, at full length, with seed 0; the table's seeds start at 10. \
+Accuracies are in percent, mean and standard error over seeds; seconds are median CPU seconds of a run on one thread. \
+"from" is the first standard deviation, then come the rates of means and scales; batches have 256 images of a split \
+set, or 512 permuted ones. Networks of 300 and 500 units multiply their matrices in bfloat16 \
+(`torch.set_float32_matmul_precision("medium")`), where the processor can. `--line NAME --output FILE` runs one line, \
+in ten minutes to four hours of one core. Published settings come from the authors' configuration files (S-FSVI) and \
+code (TD-VCL, whose split MNIST with one head has two outputs for all tasks).
 
 {markdown_table(heading, lines)}
 

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main
 from benchmarks.continual._cells import accuracy_table, percent, setting_of
-from benchmarks.continual._chains import METHODS, NOTHING, Keeping, Setting, learn, row_keys, split_fashion_mnist
+from benchmarks.continual._chains import METHODS, NOTHING, Keeping, Setting, learn, row_keys, split_images
 
 HEADS = ("multi", "single")
 # softplus(-6), where the paper starts sigma.
@@ -114,7 +114,7 @@ def run(
     def job(heads: str, method: str, setting: Setting, seed: int, part: str, coreset: int = 0) -> Job:
         run_of = method, setting, seed, part, Keeping("labels", coreset) if coreset else NOTHING
         keys = {"heads": heads, **row_keys(*run_of)}
-        tasks = partial(split_fashion_mnist, data_dir, size.rows, size.num_tasks, heads)
+        tasks = partial(split_images, "fashion_mnist", data_dir, size.rows, size.num_tasks, heads)
         checkpoint = results.checkpoint(*keys.values())
         return Job(keys, learn, (tasks, size.sizes, size.num_samples, labels, *run_of, checkpoint))
 
