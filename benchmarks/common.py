@@ -313,23 +313,25 @@ def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> st
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean, zero for a single value."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
 def with_error(values: Sequence[float], digits: int) -> str:
     """Return the mean as text, with its standard error if there is more than one value."""
-    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{error}"
 
 
 def reaches(values: Sequence[float], published: float) -> bool:
     """Return whether the mean is at most its own standard error below a published number."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return statistics.mean(values) + error >= published
+    return statistics.mean(values) + standard_error(values) >= published
 
 
 def is_below(difference: Sequence[float]) -> bool:
     """Return whether the mean is more than two standard errors below zero; False for a single number."""
-    if len(difference) < 2:
-        return False
-    return statistics.mean(difference) < -2 * statistics.stdev(difference) / len(difference) ** 0.5
+    return len(difference) > 1 and statistics.mean(difference) < -2 * standard_error(difference)
 
 
 def paired(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:

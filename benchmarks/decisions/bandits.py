@@ -29,6 +29,7 @@ from benchmarks.common import (
     markdown_table,
     paired,
     perceptron,
+    reaches,
     with_error,
 )
 from benchmarks.decisions import _tables
@@ -230,7 +231,7 @@ def claims(results: Results) -> list[Claim]:
             "first (Sun et al. 2019)",
             f"{with_error(ours, 2)} of {len(methods)}; the best is {best}, {with_error(theirs, 2)}" if ours else "none",
             str(len(ours)),
-            bool(ours) and (best == FUNCTIONAL or not is_above(paired(ours, theirs))),
+            bool(ours) and (best == FUNCTIONAL or reaches(paired(theirs, ours), 0.0)),
         )
     ]
     narrow, wide = min(results.setting["widths"]), max(results.setting["widths"])
@@ -245,16 +246,10 @@ def claims(results: Results) -> list[Claim]:
                 "",
                 f"{with_error(many, 1)} against {with_error(few, 1)}, difference {with_error(difference, 1)}",
                 str(len(difference)),
-                not is_above(difference),
+                reaches(paired(few, many), 0.0),
             )
         )
     return found
-
-
-def is_above(difference: list[float]) -> bool:
-    """Return whether the mean is more than its standard error above zero."""
-    error = statistics.stdev(difference) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
-    return statistics.mean(difference) > error
 
 
 def report(results: Results) -> str:

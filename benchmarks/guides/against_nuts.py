@@ -227,18 +227,14 @@ def by_ensemble(make: Callable[[SupervisedModel], Any], num_samples: int) -> Cal
     return draws
 
 
-def at_mode(name: str, seed: int, size: Size) -> tuple[SupervisedModel, nn.Module]:
-    """A model, and the network at the mode of its posterior."""
+def laplace(name: str, seed: int, size: Size) -> Any:
+    """Laplace's approximation around the mode of the posterior."""
     model = make_model(name, seed)
     guide = AutoMeanField(model, families={".": families.Delta()})
     train(model, guide, data_of(NETS[name]), seed, size)
-    return model, model.bnn.to_module({site: value.mean for site, value in guide.posterior().items()})
-
-
-def laplace(name: str, seed: int, size: Size) -> Any:
-    model, network = at_mode(name, seed, size)
-    guide = last_layer_laplace(model, network, data_of(NETS[name]))
-    return predict(model, guide, GRID, num_samples=size.num_samples)
+    network = model.bnn.to_module({site: value.mean for site, value in guide.posterior().items()})
+    approximation = last_layer_laplace(model, network, data_of(NETS[name]))
+    return predict(model, approximation, GRID, num_samples=size.num_samples)
 
 
 START: Any = {"init_loc_fn": init_to_network, "init_scale": 0.05}

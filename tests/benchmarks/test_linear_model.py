@@ -5,7 +5,7 @@
 
 import torch
 
-from benchmarks.decisions._linear_model import LinearModel
+from benchmarks.decisions._policies import LinearModel
 
 
 def test_updates_one_by_one_are_one_of_all():

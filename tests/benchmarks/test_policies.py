@@ -12,8 +12,7 @@ from pyro.contrib.gp.kernels import RBF
 from benchmarks.decisions._bandit_loop import run_bandit
 from benchmarks.decisions._environments import Bandit
 from benchmarks.decisions._gp_policy import GaussianProcessThompson
-from benchmarks.decisions._linear_model import LinearModel
-from benchmarks.decisions._policies import LinearThompson
+from benchmarks.decisions._policies import LinearModel, LinearThompson
 from pyro_radial.functional import GaussianProcess
 
 WEIGHTS = torch.tensor([[1.0, -0.5], [-1.0, 0.5], [0.2, 1.0]])

@@ -103,11 +103,6 @@ def process(x: Tensor, y: Tensor, inducing: Tensor) -> None:
         pyro.sample("y", dist.Normal(values @ at_rows, (left + noise.square()).sqrt()), obs=y[rows])
 
 
-def mixture(y: Tensor) -> None:
-    """The mixture, with its numbers where the rows are."""
-    models.mixture(pyro, y, y.new_ones(3))
-
-
 Made = tuple[Callable[..., Any], Callable[..., Any], type[ELBO], tuple[Tensor, ...]]
 
 
@@ -135,7 +130,7 @@ SIMPLE: dict[str, Callable[..., None]] = {
     "hierarchical regression": partial(models.hierarchical, pyro),
     "cell counts": partial(models.counts, pyro),
     "eight schools": partial(models.schools, pyro),
-    "mixture, enumerated": mixture,
+    "mixture, enumerated": partial(models.mixture, pyro, ones=torch.ones(3)),
     "state space": states,
     "sparse GP": process,
 }
