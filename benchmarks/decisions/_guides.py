@@ -4,16 +4,12 @@
 """Networks, guides and pieces of tables shared by the experiments on decisions."""
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import Results, with_error
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.infer.autoguide.families import Delta
-
-# Keys of a cell; each seed has a row in it.
-CELL = ("task", "problem", "method", "acquisition", "width")
 
 
 def point(model: Any) -> Any:
@@ -43,8 +39,6 @@ def mean_ranks(
         if row["method"] in methods
     }
     for seed in sorted({seed for _, _, seed in scores}):
-        if any((own, method, seed) not in scores for own in problems for method in methods):
-            continue
         for method in methods:
             ranks = []
             for own in problems:
@@ -57,17 +51,3 @@ def mean_ranks(
 def mean_of(values: Sequence[float], digits: int) -> str:
     """Return the mean with its standard error as text; empty for a cell without results."""
     return with_error(values, digits) if values else ""
-
-
-def of_common_seeds(results: Results, name: str, key: str, values: Sequence[Any], **keys: Any) -> list[list[float]]:
-    """Return a result for each value of a key, for the seeds that all values have."""
-    found = [{row["seed"]: row[name] for row in results.where(**{key: value}, **keys)} for value in values]
-    seeds = sorted(set.intersection(*(set(own) for own in found)))
-    return [[own[seed] for seed in seeds] for own in found]
-
-
-def runs_of(results: Results) -> str:
-    """Return the number of seeds: "5", or "4 to 5" if some cells lack seeds."""
-    counts = Counter(tuple(map(row.get, CELL)) for row in results.rows)
-    least, most = min(counts.values()), max(counts.values())
-    return str(most) if least == most else f"{least} to {most}"

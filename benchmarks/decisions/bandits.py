@@ -36,7 +36,7 @@ from benchmarks.decisions import _tables
 from benchmarks.decisions._bandit_loop import run_bandit
 from benchmarks.decisions._environments import Bandit, classification_bandit, mushroom_bandit, wheel_bandit
 from benchmarks.decisions._gp_policy import GaussianProcessThompson
-from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, of_common_seeds, runs_of
+from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks
 from benchmarks.decisions._policies import (
     EnsembleSampling,
     EpsilonGreedy,
@@ -236,7 +236,7 @@ def claims(results: Results) -> list[Claim]:
     ]
     narrow, wide = min(results.setting["widths"]), max(results.setting["widths"])
     for task in results.setting["width_tasks"]:
-        few, many = of_common_seeds(results, "relative", "width", (narrow, wide), task=task, method=FUNCTIONAL)
+        few, many = (results.values("relative", task=task, method=FUNCTIONAL, width=w) for w in (narrow, wide))
         difference = paired(many, few)
         found.append(
             Claim(
@@ -282,9 +282,9 @@ def report(results: Results) -> str:
     return f"""### Contextual bandits
 
 Regret over {setting["horizon"]:,} decisions, relative to choosing arms at random, which has 100; mean and standard \
-error over {runs_of(results)} runs (`python -m benchmarks.decisions.bandits`). All policies learn after every \
-{setting["refit_every"]} decisions. Networks have two layers of {width} units and take {setting["steps"]} further \
-steps of Adam each time.{why}
+error over {len(results.distinct("seed"))} runs (`python -m benchmarks.decisions.bandits`). All policies learn after \
+every {setting["refit_every"]} decisions. Networks have two layers of {width} units and take {setting["steps"]} \
+further steps of Adam each time.{why}
 
 {markdown_table(["", *tasks, "mean rank", "gradient steps per decision", "ms per decision"], regrets["relative"])}
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table, perceptron
-from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, of_common_seeds, runs_of
+from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks
 from benchmarks.decisions._surrogates import (
     GaussianProcessSurrogate,
     LaplaceSurrogate,
@@ -273,11 +273,6 @@ def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surro
     return NetworkSurrogate(model, guide, num_inputs, **options)
 
 
-def medians_of(results: Results, **keys: Any) -> list[float]:
-    found: list[float] = results.values("regret", width=results.setting["width"], **keys)
-    return found
-
-
 def shown(values: list[float]) -> str:
     """Return the median as text, with quartiles if there is more than one value."""
     if len(values) < 2:
@@ -294,7 +289,7 @@ def claims(results: Results) -> list[Claim]:
         pairs = {}
         for problem, acquisition in product(drawn_from, acquisitions):
             keys = {"problem": problem, "acquisition": acquisition, "width": setting["width"]}
-            pairs[problem, acquisition] = of_common_seeds(results, "regret", "method", (ours, WEIGHTS), **keys)
+            pairs[problem, acquisition] = [results.values("regret", method=m, **keys) for m in (ours, WEIGHTS)]
         lower = [key for key, (own, theirs) in pairs.items() if statistics.median(own) < statistics.median(theirs)]
         text = (
             f"Optimization of draws of {len(drawn_from)} processes, {' and '.join(acquisitions)}: {ours} has a lower "
@@ -329,13 +324,13 @@ def report(results: Results) -> str:
     lines, ranks = [], ranked(results)
     cells = [(m, a) for a in setting["acquisitions"] for m in setting["surrogates"]]
     for method, acquisition in [(CHANCE, "none"), *cells]:
-        rows = results.where(method=method, acquisition=acquisition, width=setting["width"])
-        own = [shown(medians_of(results, problem=p, method=method, acquisition=acquisition)) for p in problems]
-        costs = ("seconds_per_proposal", "steps_per_proposal")
-        if not rows:
+        keys = {"method": method, "acquisition": acquisition, "width": setting["width"]}
+        if not results.where(**keys):
             continue
+        own = [shown(results.values("regret", problem=p, **keys)) for p in problems]
         rank = mean_of(ranks.get(method, []), 2) if acquisition == setting["acquisitions"][0] else ""
-        cost = [f"{statistics.mean(row[name] for row in rows):.1f}" for name in costs]
+        costs = ("seconds_per_proposal", "steps_per_proposal")
+        cost = [f"{statistics.mean(results.values(name, **keys)):.1f}" for name in costs]
         lines.append([method, acquisition, *own, rank, *cost])
     first, how = problems[0], setting["acquisitions"][0]
     keys = {"problem": first, "acquisition": how}
@@ -346,11 +341,11 @@ def report(results: Results) -> str:
     return f"""### Bayesian optimization
 
 Median simple regret, with quartiles, after {setting["evaluations"]} evaluations, the first {setting["initial"]} at \
-random; {runs_of(results)} seeds (`python -m benchmarks.decisions.optimization`). RBF, Matern 1/2 and ArcCosine are \
-functions of three inputs through a draw of a Gaussian process with this kernel at {setting["knots"]:,} points, a new \
-draw for each seed. Functional posteriors have the same kernel as prior; for the other two functions they have RBF, \
-and values are standardized. Networks have {setting["layers"]} layers of {setting["width"]} units and take \
-{setting["steps"]} further steps after each evaluation. Function-space Laplace takes at most \
+random; {len(results.distinct("seed"))} seeds (`python -m benchmarks.decisions.optimization`). RBF, Matern 1/2 and \
+ArcCosine are functions of three inputs through a draw of a Gaussian process with this kernel at {setting["knots"]:,} \
+points, a new draw for each seed. Functional posteriors have the same kernel as prior; for the other two functions \
+they have RBF, and values are standardized. Networks have {setting["layers"]} layers of {setting["width"]} units and \
+take {setting["steps"]} further steps after each evaluation. Function-space Laplace takes at most \
 {setting["laplace_steps"]} Gauss-Newton steps instead, with the evaluations and {setting["laplace_points"]} more \
 points, and draws functions that are linear in the weights; other programs ran beside it, so its seconds are too many. \
 The last columns are per proposal:
