@@ -18,7 +18,7 @@ from pyro_radial.infer.optim.joint import fused_optimizer
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import set_num_data
-from pyro_radial.nn.modules import device_of, dtype_of
+from pyro_radial.nn.modules import dtype_of
 
 DEFAULT_OPTIM: Any = partial(fused_optimizer, Adam, {"lr": 3e-3})
 
@@ -72,7 +72,7 @@ class Refits:
         if self._trainer is None:
             set_num_data(self.model, self.batch_size)
             rows = torch.arange(self.batch_size)
-            batch = (self._batch(x, rows % len(x)), self._batch(y, rows % len(y)))
+            batch = (x[rows % len(x)], y[rows % len(y)])
             self._trainer = Trainer(
                 self._weighted,
                 self.guide,
@@ -92,17 +92,13 @@ class Refits:
         self._weighted.weight.fill_(len(x) / self.batch_size)
         for _ in range(self.steps):
             rows = self._rows(len(x))
-            trainer.step((self._batch(x, rows), self._batch(y, rows)))
+            trainer.step((x[rows], y[rows]))
         set_num_data(self.model, len(x))
 
     def _rows(self, number: int) -> Tensor:
         """Random rows of a batch; no row repeats before all have come once."""
         passes = -(-self.batch_size // number)
         return torch.cat([torch.randperm(number) for _ in range(passes)])[: self.batch_size]
-
-    def _batch(self, values: Tensor, rows: Tensor) -> Tensor:
-        modules = (self.guide, self.model)
-        return values[rows].to(device_of(*modules), dtype_of(*modules))
 
 
 class _Weighted(nn.Module):
@@ -113,7 +109,7 @@ class _Weighted(nn.Module):
     def __init__(self, model: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("weight", torch.ones((), device=device_of(model), dtype=dtype_of(model)))
+        self.register_buffer("weight", torch.ones((), dtype=dtype_of(model)))
 
     def forward(self, *args: Any) -> Any:
         with _WeighObserved(self.weight):

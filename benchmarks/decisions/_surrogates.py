@@ -48,7 +48,7 @@ class NetworkSurrogate:
     def __init__(self, model: Any, guide: Any, num_inputs: int, **refit_options: Any) -> None:
         self.refits = Refits(model, guide, **refit_options)
         self._example = torch.zeros(1, num_inputs, dtype=torch.double)
-        self.refits.begin(self._example.expand(2, -1), torch.zeros(2, 1))
+        self.refits.begin(self._example.expand(2, -1), torch.zeros(2, 1, dtype=torch.double))
 
     @property
     def gradient_steps(self) -> int:

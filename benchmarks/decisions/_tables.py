@@ -41,12 +41,10 @@ class Table(NamedTuple):
 
     :param features: float32 tensor ``[N, D]``: numbers unchanged, and one indicator per category.
     :param labels: int64 tensor ``[N]``, values ``0`` to ``num_classes - 1``.
-    :param class_names: one name per class, sorted.
     """
 
     features: torch.Tensor
     labels: torch.Tensor
-    class_names: tuple[str, ...]
 
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
@@ -144,9 +142,5 @@ def _table(source: TableSource, rows: Rows) -> Table:
             features.append(column.astype(np.float32))
             continue
         features += [(column == category).astype(np.float32) for category in np.unique(column)]
-    classes, labels = np.unique(columns[source.label], return_inverse=True)
-    return Table(
-        torch.from_numpy(np.stack(features, 1)),
-        torch.from_numpy(labels).long(),
-        tuple(map(str, classes)),
-    )
+    labels = np.unique(columns[source.label], return_inverse=True)[1]
+    return Table(torch.from_numpy(np.stack(features, 1)), torch.from_numpy(labels).long())

@@ -49,7 +49,7 @@ def tiny_fundus_images():
 
 def tiny_table(name, data_dir=None):
     features = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)).round()
-    return Table(features, features[:, 0].long(), ("e", "p"))
+    return Table(features, features[:, 0].long())
 
 
 def write_uci(folder):

@@ -33,6 +33,5 @@ def test_published_tables_make_bandits(data_dir):
         pytest.skip(str(missing))
     bandit = mushroom_bandit(mushroom.features, mushroom.labels, 100)
     assert (bandit.num_features, bandit.num_arms) == (117, 2)
-    assert mushroom.class_names == ("e", "p")
     bandit = classification_bandit(adult.features, adult.labels, 100)
     assert (bandit.num_features, bandit.num_arms) == (92, 14)
