@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+from torch import nn
 
 from benchmarks.common import Claim, Form, Results, Row, main, with_error
 from benchmarks.uncertainty._comparison import (
@@ -49,7 +50,6 @@ from benchmarks.uncertainty._methods import (
     Trained,
     scores,
 )
-from benchmarks.uncertainty._networks import lenet
 from pyro_radial.uncertainty import auroc
 from tutorials import image_sets
 
@@ -118,6 +118,20 @@ SIZES = {
     "default": Size(),
     "small": Size(400, 60, 40, 1, 2, replace(SMALL, best_epoch=True)),
 }
+
+
+def lenet(dropout: float) -> nn.Module:
+    """Of 44,426 weights, with dropout between the linear layers."""
+
+    def drop() -> tuple[nn.Module, ...]:
+        return (nn.Dropout(dropout),) if dropout else ()
+
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(256, 120), nn.ReLU(), *drop()),
+        *(nn.Linear(120, 84), nn.ReLU(), *drop(), nn.Linear(84, 10)),
+    )
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from benchmarks.common import (
@@ -57,7 +57,6 @@ from benchmarks.uncertainty._methods import (
     measures,
     train,
 )
-from benchmarks.uncertainty._networks import vgg
 from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged, percent, pooled, spread
 from pyro_radial.uncertainty.plots import plot_reliability
 from tutorials import image_sets
@@ -85,6 +84,8 @@ PUBLISHED = {
     DEEP_ENSEMBLE: (93.9, 96.0, 96.6, 97.2),
     RADIAL_ENSEMBLE: (94.5, 97.9, 98.0, 98.1),
 }
+#: Convolutions of each block, and their channels in units of the width; a block for each size down to 7 x 7.
+VGG4 = ((1, 1), (1, 2), (2, 4))
 
 
 class Size(NamedTuple):
@@ -158,6 +159,40 @@ def fundus(data_dir: Path | None) -> Fundus:
         pair(data.test_images, data.test_labels),
         RandomAffine(fill=tuple((-mean / stddev).flatten().tolist())),
     )
+
+
+class MeanAndMaxPool(nn.Module):
+    """The mean and the maximum of each channel over all places, ``[N, C, H, W]`` to ``[N, 2 C]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return both, one after the other."""
+        return torch.cat([x.mean((-2, -1)), x.amax((-2, -1))], -1)
+
+
+def vgg(dropout: float = 0.0, *, width: int) -> nn.Sequential:
+    """A network like VGG with both global pools in the place of its fully connected layers: paper 000, appendix D.1.
+
+    :param dropout: rate of the dropout at the end of each block, without which there is none.
+    :param width: channels of the first convolutions.
+    """
+    layers: list[nn.Module] = []
+    channels = 3
+    for number, (convolutions, multiple) in enumerate(VGG4):
+        if number:
+            layers.append(nn.MaxPool2d(2))
+        for _ in range(convolutions):
+            layers += [_started(nn.Conv2d(channels, multiple * width, 3, padding=1)), nn.ReLU()]
+            channels = multiple * width
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers, MeanAndMaxPool(), nn.Linear(2 * channels, 2))
+
+
+def _started(layer: nn.Conv2d) -> nn.Conv2d:
+    """With the start of He et al. (2015), which keeps the size of signals through any number of layers."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def network(width: int) -> MakeNet:
