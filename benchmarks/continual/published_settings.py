@@ -39,7 +39,8 @@ from benchmarks.continual._chains import (
 )
 
 NOTHING = Holding()
-SPLIT_MNIST, SPLIT_FASHION_MNIST = (partial(split_images, name) for name in ("mnist", "fashion_mnist"))
+SPLIT_MNIST = partial(split_images, "mnist")
+SPLIT_FASHION_MNIST = partial(split_images, "fashion_mnist")
 
 
 class Line(NamedTuple):

@@ -236,7 +236,8 @@ def claims(results: Results) -> list[Claim]:
     ]
     narrow, wide = min(results.setting["widths"]), max(results.setting["widths"])
     for task in results.setting["width_tasks"]:
-        few, many = (results.values("relative", task=task, method=FUNCTIONAL, width=w) for w in (narrow, wide))
+        few = results.values("relative", task=task, method=FUNCTIONAL, width=narrow)
+        many = results.values("relative", task=task, method=FUNCTIONAL, width=wide)
         difference = paired(many, few)
         found.append(
             Claim(

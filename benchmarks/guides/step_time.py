@@ -30,8 +30,9 @@ SIZES = {
     "default": Size(),
     "small": Size((8,), ((32, 2),), (PLAIN, "Pyro's AutoNormal", "AutoRadial, eager", "AutoRadial, recorded")),
 }
+NATURAL = "AutoRadial, natural gradient, compiled"
 # The most that its step is to take, as multiples of the plain one, by batch.
-NATURAL, TARGETS = "AutoRadial, natural gradient, compiled", (2.0, 1.4, 1.06)
+TARGETS = (2.0, 1.4, 1.06)
 # Of the bytes that Adam takes for a radial posterior, natural gradients are to take at most this share.
 LESS_MEMORY = 0.6
 MEMORY = {"Adam": False, "natural gradient": True}
@@ -85,7 +86,8 @@ def claims(results: Results) -> list[Claim]:
     own = ratios(results, NATURAL)
     most = " / ".join(map(str, TARGETS))
     held_bytes = {row["memory"]: row["bytes"] for row in results.rows if "memory" in row}
-    by_adam, ours = held_bytes["Adam"], held_bytes["natural gradient"]
+    by_adam = held_bytes["Adam"]
+    ours = held_bytes["natural gradient"]
     found = [
         Claim(
             f"A step of `{NATURAL}` takes at most {most} times as long as a plain one, batches of 32 / 128 / 1024",
