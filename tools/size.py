@@ -24,12 +24,12 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 14_227,
-    "public names": 88,
-    "comprehensions": 5.04,
-    "nested comprehensions": 0.4,
-    "tuple assignments": 1.63,
-    "Any": 7.7,
+    "statements": 14_965,
+    "public names": 89,
+    "comprehensions": 4.07,
+    "nested comprehensions": 0.17,
+    "tuple assignments": 0.69,
+    "Any": 5.3,
     "long lines": 1.7,
 }
 #: Single files that users import from.
