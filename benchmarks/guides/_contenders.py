@@ -38,10 +38,11 @@ Step = Callable[[], Any]
 
 
 class Problem(NamedTuple):
-    """The hidden layers, the rows of a batch, and the device."""
+    """The hidden layers, the rows of a batch, and how many draws of the weights a step takes."""
 
     hidden: tuple[int, ...] = (200, 200, 200, 200)
     batch: int = 32
+    particles: int = 1
     device: str = "cpu"
 
     @property
@@ -67,12 +68,11 @@ def num_weights(problem: Problem) -> int:
     return sum((i + 1) * o for i, o in pairwise(problem.sizes))
 
 
-def plain(problem: Problem, fused: bool, capturable: bool = False) -> Step:
+def plain(problem: Problem, fused: bool) -> Step:
     """A deterministic network: forward, backward, Adam."""
     x, y = problem.data()
     net = problem.network()
-    adam = Adam(net.parameters(), lr=1e-3, fused=fused, capturable=capturable)
-    return _with(adam, lambda: F.cross_entropy(net(x), y))
+    return _with_adam(net.parameters(), lambda: F.cross_entropy(net(x), y), fused)
 
 
 def radial_loop(problem: Problem, fused: bool) -> Step:
@@ -160,7 +160,7 @@ def posteriors(problem: Problem, fused: bool) -> Step:
         log_posterior,
         torchopt.adam(lr=1e-3),
         temperature=1.0 / NUM_DATA,
-        n_samples=1,
+        n_samples=problem.particles,
         init_log_sds=math.log(STDDEV),
     )
     state = transform.init({name: p.detach() for name, p in net.named_parameters()})
@@ -172,18 +172,26 @@ def posteriors(problem: Problem, fused: bool) -> Step:
     return step
 
 
-def svi(problem: Problem, guide: Any, kind: Any = SVI, loss: Any = TraceMeanField_ELBO, **options: bool) -> Step:
+def svi(
+    problem: Problem,
+    guide: Any,
+    kind: Any = SVI,
+    loss: Any = TraceMeanField_ELBO,
+    noise: Any = "weights",
+    natural: bool = False,
+) -> Step:
     """Pyro's SVI, or ours, with Pyro's Adam or natural gradients."""
     x, y = problem.data()
-    made = _made(problem, guide, kind, loss, **options)
+    made = _made(problem, guide, kind, loss, noise, natural)
     return lambda: made.step(x, y)
 
 
-def _made(problem: Problem, guide: Any, kind: Any, loss: Any, local: bool = False, natural: bool = False) -> Any:
+def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, natural: bool) -> Any:
     pyro.clear_param_store()
-    model = _model(problem, local)
+    model = _model(problem, noise)
+    elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
     optim = NaturalGradient(lr=1e-3) if natural else pyro.optim.Adam({"lr": 1e-3})
-    made = kind(model, guide(model), optim, loss())
+    made = kind(model, guide(model), optim, elbo)
     if isinstance(made, CompiledSVI):
         made.graphs.compile_after = 0
     return made
@@ -191,7 +199,7 @@ def _made(problem: Problem, guide: Any, kind: Any, loss: Any, local: bool = Fals
 
 def bytes_per_weight(natural: bool, problem: Problem) -> float:
     """What a radial posterior, its gradients and its optimizer hold between two steps."""
-    made = _made(problem, AutoRadial, RECORDED, TermsELBO, natural=natural)
+    made = _made(problem, AutoRadial, RECORDED, TermsELBO, "weights", natural)
     for _ in range(3):
         made.step(*problem.data())
     optimizer: Any = made.optimizer
@@ -206,18 +214,20 @@ def eager(problem: Problem, guide: Any, natural: bool = False) -> Step:
     x, y = problem.data()
     pyro.clear_param_store()
     model = _model(problem)
+    elbo = TermsELBO(problem.particles, vectorize_particles=problem.particles > 1, strict_kl=True)
     posterior = guide(model)
-    module = TermsELBO(strict_kl=True)(model, posterior)
+    module = elbo(model, posterior)
     module(x, y)
     if natural:
         return _with(NaturalGradient(lr=1e-3).optimizer(model, posterior, x, y), lambda: module(x, y))
     return _with_adam(module.parameters(), lambda: module(x, y), True)
 
 
-def _model(problem: Problem, local: bool = False) -> SupervisedModel:
-    likelihood = likelihoods.Categorical(num_data=NUM_DATA)
-    model = SupervisedModel(BayesianModule(problem.network()), likelihood, local_reparameterization=local)
-    return model.to(problem.device)
+def _model(problem: Problem, noise: Any = "weights") -> SupervisedModel:
+    bnn = BayesianModule(problem.network())
+    return SupervisedModel(
+        bnn, likelihoods.Categorical(num_data=NUM_DATA), local_reparameterization=noise == "local"
+    ).to(problem.device)
 
 
 def _with_adam(parameters: Any, loss: Callable[[], Tensor], fused: bool) -> Step:
@@ -246,7 +256,6 @@ def available(names: Sequence[str]) -> list[str]:
 
 
 RECORDED = partial(CompiledSVI, compile=False)
-compiled = partial(svi, kind=CompiledSVI, loss=TermsELBO)
 PLAIN = "plain"
 MODULES = {
     "torchbnn": "torchbnn",
@@ -271,15 +280,23 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "AutoRadial, SVI": partial(svi, guide=AutoRadial),
     "AutoRadial, eager": partial(eager, guide=AutoRadial),
     "AutoRadial, recorded": partial(svi, guide=AutoRadial, kind=RECORDED, loss=TermsELBO),
-    "AutoRadial, compiled": partial(compiled, guide=AutoRadial),
-    "AutoRadial, local noise, compiled": partial(compiled, guide=AutoRadial, local=True),
+    "AutoRadial, compiled": partial(svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO),
+    "AutoRadial, local noise, compiled": partial(
+        svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, noise="local"
+    ),
     "AutoRadial, natural gradient, eager": partial(eager, guide=AutoRadial, natural=True),
-    "AutoRadial, natural gradient, compiled": partial(compiled, guide=AutoRadial, natural=True),
+    "AutoRadial, natural gradient, compiled": partial(
+        svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, natural=True
+    ),
     "AutoMeanField, SVI": partial(svi, guide=AutoMeanField),
     "AutoMeanField, eager": partial(eager, guide=AutoMeanField),
-    "AutoMeanField, compiled": partial(compiled, guide=AutoMeanField),
-    "AutoMeanField, local noise, compiled": partial(compiled, guide=AutoMeanField, local=True),
-    "AutoMeanField, natural gradient, compiled": partial(compiled, guide=AutoMeanField, natural=True),
+    "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO),
+    "AutoMeanField, local noise, compiled": partial(
+        svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, noise="local"
+    ),
+    "AutoMeanField, natural gradient, compiled": partial(
+        svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, natural=True
+    ),
 }
 PEERS = [name for name in CONTENDERS if name.split(",")[0] in (*MODULES, "radial", "Pyro's AutoNormal")]
 OURS = [name for name in CONTENDERS if name.startswith("Auto")]

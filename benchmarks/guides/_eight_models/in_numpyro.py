@@ -132,7 +132,8 @@ class Training:
         #: The seed of the final loss.
         self.seed = 1
         self.block = block if kind == "NumPyro, scan" else 1
-        self.advance = jax.jit(self.svi.update if self.block == 1 else self.looped)
+        self.update = jax.jit(self.svi.update)
+        self.loop = jax.jit(self.looped)
         self.evaluate = jax.jit(self.svi.evaluate)
 
     def looped(self, state: Any, *args: Array) -> Any:
@@ -141,8 +142,9 @@ class Training:
 
     def steps(self, number: int) -> None:
         """Take steps, and wait for each compiled call as torch does."""
+        advance = self.update if self.block == 1 else self.loop
         for _ in range(max(1, number // self.block)):
-            self.state, loss = self.advance(self.state, *self.args)
+            self.state, loss = advance(self.state, *self.args)
             loss.block_until_ready()
 
     def compile(self) -> None:
