@@ -268,28 +268,35 @@ class Graphs:
         self, key: Any, call: Call, leaves: Leaves, check: Check | None
     ) -> Way | Evaluation | None:
         """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
-        program = key[0]
-        refused = program, kinds(leaves.values)
-        if refused in self._refused or has_nan(leaves.values):
+        numbers = self._numbers_of(key[0], call)
+        if numbers.positions and has_nan(leaves.values):
             return None
-        ways = self._ways.setdefault(key, [])
+        ways = self._ways.get(key, [])
         for place, way in enumerate(ways):
             if way.recording.holds(leaves):
                 if place:
                     ways.insert(0, ways.pop(place))
                 return way
-        numbers = self._numbers_of(program, call)
+        if (key[0], kinds(leaves.values)) in self._refused or has_nan(leaves.values):
+            return None
         for way in ways:
             if numbers.notice_paths(way.recording.state.changed_numbers()):
-                self._forget(program)
+                self._forget(key[0])
         if len(self.recordings) >= self.max_signatures:
             self._say(self._too_many(ways))
             return None
+        return self._new_way(key[0], call, leaves, check)
+
+    def _new_way(
+        self, program: Any, call: Call, leaves: Leaves, check: Check | None
+    ) -> Way | Evaluation | None:
+        """A new recording; what the first run of a program without one gave, or None to run it."""
+        numbers = self._numbers_of(program, call)
         with one_at_a_time():
             made, evaluation = record_program(call, leaves, numbers, check)
         if isinstance(made, str):
             self._say(made)
-            self._refused.add(refused)
+            self._refused.add((program, kinds(leaves.values)))
             return evaluation
         if self._device is None:
             self._device = device_graphs(made.device)
@@ -298,16 +305,14 @@ class Graphs:
             replayed = way.rehearsed(call, leaves)
         except RuntimeError as error:
             self._say(f"torch can record it, but not replay it: {error}".splitlines()[0])
-            self._refused.add(refused)
+            self._refused.add((program, kinds(leaves.values)))
             return None
-        # A program that asks for the type of a number gives something else for a tensor.
-        is_right = not numbers or _difference(replayed, evaluation) is None
-        if not is_right:
+        if numbers and _difference(replayed, evaluation) is not None:
+            # A program that asks for the type of a number gives something else for a tensor.
             numbers.give_up([*numbers.positions, *numbers.paths])
-        # Python may have read numbers that were inputs.
+            return self._new_way(program, call, leaves, check)
+        # Python may have read numbers that were inputs, which are part of the signature then.
         key = program, descriptions(leaves.values, numbers.positions)
-        if not is_right:
-            return self._way(key, call, leaves, check)
         self._ways.setdefault(key, []).insert(0, way)
         return way
 
