@@ -121,8 +121,30 @@ def test_a_handler_around_the_model_alone_counts_as_in_trace_elbo(handler):
     guide.setup(X, Y)
     model = handler(inner)
     assert_same_in_expectation(TermsELBO(), Trace_ELBO(), model, guide, X, Y)
+
+
+def test_a_mask_of_the_model_alone_makes_the_kl_sampled():
+    inner = network()
+    guide = AutoRadial(inner, init_stddev=0.1)
+    guide.setup(X, Y)
+    model = poutine.mask(inner, mask=torch.tensor(False))
     with pytest.raises(ValueError, match="differently"):
         TermsELBO(strict_kl=True)(model, guide)(X, Y)
+
+
+@pytest.mark.parametrize("of_model", [0.1, torch.tensor(0.1)])
+@pytest.mark.parametrize("of_guide", [0.1, 2.0, torch.tensor(0.1), torch.tensor(2.0)])
+def test_scales_of_model_and_guide_leave_the_kl_exact(of_model, of_guide):
+    """b KL(q || p) - (a - b) H(q) in closed form, with a the scale of the guide and b that of the model."""
+    inner = network()
+    guide = AutoMeanField(inner, init_stddev=0.1)
+    guide.setup(X, Y)
+    plain, scaled = TermsELBO(), TermsELBO(strict_kl=True)
+    plain(inner, guide)(X, Y)
+    scaled(poutine.scale(inner, scale=of_model), poutine.scale(guide, scale=of_guide))(X, Y)
+    entropy = sum(site.entropy().sum() for site in guide.posterior().values())
+    a, b = float(of_guide), float(of_model)
+    torch.testing.assert_close(scaled.terms.kl, b * plain.terms.kl - (a - b) * entropy)
 
 
 def test_scaling_model_and_guide_alike_scales_the_analytic_kl():

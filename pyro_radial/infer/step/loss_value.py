@@ -27,6 +27,9 @@ class DeviceLoss:
     def __float__(self) -> float:
         return float(self.tensor)
 
+    def __int__(self) -> int:
+        return int(float(self))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(float(self), name)
 
