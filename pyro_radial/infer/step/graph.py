@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.compat import (
     Replaced,
+    is_capturing,
     record_graph,
     tree_flatten,
     tree_leaves,
@@ -28,8 +29,18 @@ from pyro_radial._pyro.compat import (
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.step.state import MOST_BYTES, UncapturableError
 
-# Besides operations, which have tags.
-TO_HOST = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+# Besides operations, which have tags. Legacy constructors, such as torch.FloatTensor([number]), call __float__.
+TO_HOST = (
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.__float__,
+    Tensor.__index__,
+    Tensor.__repr__,
+)
+# These read the tensors in a list, as in torch.tensor([number, 1.0]).
+CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new)
 VALUE_READ = (
     "Python reads the value of a tensor that the model or the guide computes; "
     "use operations such as torch.where"
@@ -114,7 +125,12 @@ def record(
         return [leaf for leaf in (*found, *reads.guarded) if isinstance(leaf, Tensor)]
 
     reads = _HostReads(numbers[1:], arguments, readable, changed)
-    copies = Replaced({function: partial(reads.copied, function) for function in TO_HOST})
+    functions: dict[Any, Callable[..., Any]] = {}
+    for function_to_host in TO_HOST:
+        functions[function_to_host] = partial(reads.copied, function_to_host)
+    for constructor in CONSTRUCTORS:
+        functions[constructor] = partial(reads.constructed, constructor)
+    copies = Replaced(functions)
     with pyro.validation_enabled(False), reads, copies:
         module = record_graph(tensors_alone, inputs)
     constants = _lift_constants(module)
@@ -167,6 +183,8 @@ class _HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not is_capturing():
+            return func(*args, **kwargs)
         shape = torch.Tag.dynamic_output_shape in func.tags
         if func is torch.ops.aten.index.Tensor:
             args = args[0], [number for index in args[1] for number in self._numbers(index)]
@@ -212,6 +230,11 @@ class _HostReads(TorchDispatchMode):
         self.reads(tensor)
         with untraced():
             return function(tensor, *args, **kwargs)
+
+    def constructed(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a tensor of a list, whose tensors no operation shows."""
+        self.reads([argument for argument in args if isinstance(argument, list | tuple)])
+        return function(*args, **kwargs)
 
     def _numbers(self, index: Tensor | None) -> Sequence[Tensor | None]:
         """An index, or the places of a mask, which have a shape of their own."""
@@ -328,6 +351,9 @@ def _take_guards(
     results = output.args[0]
     output.args = (results[: -len(expected)],)
     needed = set(results[-len(expected) :])
+    # Constructors such as torch.FloatTensor([number]) hide what they read.
+    if any(node.op == "placeholder" for node in needed):
+        raise UncapturableError(VALUE_READ)
     for node in reversed(module.graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)

@@ -345,7 +345,9 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
     for seed in (0, 1):
         try:
             with seeded_elsewhere(seed), _garbage_kept(), restored(program.changed):
-                graphs.append(_recorded(program, before, positions, places))
+                # A graph that holds a number itself differs from the graph of another number.
+                change = _nearby if seed else lambda number: number
+                graphs.append(_recorded(program, before, positions, places, change))
         finally:
             changes = before.changes(replaced=True)
             before.restore()
@@ -433,16 +435,30 @@ def _put(places: Sequence[Place], values: Sequence[Any]) -> Iterator[None]:
             place.put(value)
 
 
+def _nearby(number: float) -> float:
+    """Another number of the same type, likely also in the domain of the program."""
+    if isinstance(number, int):
+        return number - 1 if number > 1 else number + 1
+    return number * (1.0 - 2.0**-7) if number else 2.0**-7
+
+
 def _recorded(
-    program: Program, before: State, positions: Sequence[int], places: Sequence[Place]
+    program: Program,
+    before: State,
+    positions: Sequence[int],
+    places: Sequence[Place],
+    change: Callable[[float], float],
 ) -> tuple[Graph, dict[str, Tensor]]:
-    """The graph of a program with inputs for numbers at some positions and places, and its parameters."""
+    """The graph of a program with inputs for numbers at some positions and places, and its parameters.
+
+    :param change: a function of the numbers to record with others.
+    """
     call, first, leaves = program.call, program.first, list(program.leaves.values)
     rebuilt = rebuilder(call.args, call.kwargs)
     tensor_positions = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
     device, dtype = _device(call, program.parameters.values()), dtype_of(call.guide, call.model)
-    given = [as_tensor_of(leaves[position], dtype, device) for position in positions]
-    kept = [as_tensor_of(place.now(), dtype, device) for place in places]
+    given = [as_tensor_of(change(leaves[position]), dtype, device) for position in positions]
+    in_state = [as_tensor_of(change(place.now()), dtype, device) for place in places]
     # A 0-d tensor does not change the dtype of results.
     scales = {scale: torch.tensor(scale, dtype=dtype, device=device) for scale in first.seen}
     trained: dict[str, Tensor] = {}
@@ -469,7 +485,7 @@ def _recorded(
         return evaluation._replace(parameters={}, terms=kept)
 
     arguments = [leaves[position].detach() for position in tensor_positions]
-    numbers = [torch.ones((), device=device), *given, *kept]
+    numbers = [torch.ones((), device=device), *given, *in_state]
     try:
         with host_reads_removed(), one_hot_compared():
             graph = record(run, numbers, arguments, before.tensors, program.changed)

@@ -9,6 +9,7 @@ import math
 import warnings
 from typing import NamedTuple
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pyro.poutine as poutine
@@ -126,6 +127,35 @@ def test_a_number_of_another_type_is_another_signature_and_nan_is_as_in_pyro():
         svi.step(X, "much")
     svi.step(X, 1.0, 1.5)
     assert svi.compiled
+
+
+HIDDEN = {
+    "torch.tensor": lambda number: torch.tensor([number, 1.0])[0],
+    "torch.as_tensor": lambda number: torch.as_tensor([number, 1.0])[0],
+    "torch.FloatTensor": lambda number: torch.FloatTensor([number])[0],
+    "numpy": lambda number: torch.as_tensor(np.array(number)),
+    "new_tensor": lambda number: X.new_tensor([number])[0],
+    "text": lambda number: float(f"{number}"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_number_that_no_operation_shows_has_a_graph_for_each_value(name):
+    def model(x, number):
+        regression(x, noise=HIDDEN[name](number))
+
+    check(model, [((X, 0.5 + number % 3), {}) for number in range(9)], num_graphs=3)
+
+
+@pytest.mark.parametrize("name", ["torch.tensor", "torch.as_tensor", "new_tensor", "text", "repr"])
+def test_a_read_of_an_argument_that_no_operation_shows_is_a_guard(name):
+    hidden = HIDDEN.get(name, lambda number: float(repr(number)[7:-1]))
+
+    def model(x, numbers):
+        regression(x, noise=hidden(numbers.min()))
+
+    calls = [((X, torch.full((40,), 0.5 + number % 3)), {}) for number in range(9)]
+    check(model, calls, num_graphs=3)
 
 
 class Choice(enum.Enum):
