@@ -15,13 +15,12 @@ from pyro_radial.nn import likelihoods
 
 pytestmark = pytest.mark.site
 
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
-
 ROWS, LENGTH, TOKENS, CLASSES = 6, 5, 20, 3
 
 
+# Imported by the tests that run: `make test` leaves them out, and would import these libraries in each worker.
 def bert(task="SequenceClassification"):
+    transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=TOKENS,
         hidden_size=8,
@@ -35,6 +34,7 @@ def bert(task="SequenceClassification"):
 
 
 def llama():
+    transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=TOKENS,
         hidden_size=8,
@@ -49,6 +49,7 @@ def llama():
 
 
 def with_lora(net, *targets, **options):
+    peft = pytest.importorskip("peft")
     return peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=list(targets), **options)).eval()
 
 
