@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_finite_differences():
         assert float(parameter.grad.view(-1)[place]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5)
 
 
-@pytest.mark.parametrize("make", [net, convolutional, heads])
+@pytest.mark.parametrize("make", [convolutional, heads])
 def test_a_step_under_a_recorded_graph_is_the_step_as_it_is(make):
     chain, guide, process = second_task(AutoRadial, make)
     elbo = loss_of(process, weight_space_kl=0.3)

@@ -116,9 +116,9 @@ def test_classes_have_the_covariance_of_the_precisions_of_functions():
 def test_predictions_are_those_of_the_linearized_network():
     net = network()
     model = regression(net)
-    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS)
-    found = predict(model, guide, X, num_samples=4000, method="linearized").epistemic_variance
-    torch.testing.assert_close(found, widths(model, guide, X).square().float(), rtol=5 * (2 / 4000) ** 0.5, atol=0.0)
+    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS, num_steps=0)
+    found = predict(model, guide, X, num_samples=1000, method="linearized").epistemic_variance
+    torch.testing.assert_close(found, widths(model, guide, X).square().float(), rtol=5 * (2 / 1000) ** 0.5, atol=0.0)
     with pytest.warns(
         UserWarning, match="widths hold for the linearized network alone; predict with method='linearized'"
     ):

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sixteen kinds of programs that a compiled step records: guides, losses, networks, chains and priors on functions."""
+"""Thirteen kinds of programs that a compiled step records: guides, losses, networks, chains and priors on functions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from benchmarks.guides._examples.program import Program
 from pyro_radial import (
-    AutoMeanField,
     AutoRadial,
     AutoRadialDirectional,
     BayesianModule,
@@ -122,9 +121,6 @@ def functional(divergence: Any, guide: Any, width: int) -> Program:
 
 PROGRAMS: dict[str, Callable[[int], Program]] = {
     "AutoRadial, TermsELBO": partial(classifier, AutoRadial, TermsELBO(strict_kl=True)),
-    "AutoRadial, TraceMeanField_ELBO": partial(classifier, AutoRadial, TraceMeanField_ELBO()),
-    "AutoRadial, Trace_ELBO": partial(classifier, AutoRadial, Trace_ELBO()),
-    "AutoMeanField, TraceMeanField_ELBO": partial(classifier, AutoMeanField, TraceMeanField_ELBO()),
     "Pyro's AutoNormal, TraceMeanField_ELBO": partial(classifier, AutoNormal, TraceMeanField_ELBO()),
     "Pyro's AutoMultivariateNormal, Trace_ELBO": partial(classifier, AutoMultivariateNormal, Trace_ELBO()),
     "AutoRadialDirectional": partial(classifier, AutoRadialDirectional, TermsELBO()),

@@ -152,8 +152,8 @@ def test_svi_with_analytic_kls_finds_the_best_of_its_family(elbo):
     assert -best.fun < log_evidence()
     guide = AutoMeanField(scale_model, init_stddev=0.3)
     loss = elbo(num_particles=32, vectorize_particles=True, max_plate_nesting=1)
-    svi = SVI(scale_model, guide, pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.992}), loss)
-    for _ in range(600):
+    svi = SVI(scale_model, guide, pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.985}), loss)
+    for _ in range(300):
         svi.step()
     gamma, inverse_gamma = (guide.posterior()[name].base_dist for name in SITES)
     found = [gamma.loc, inverse_gamma.loc, gamma.scale.log(), inverse_gamma.scale.log()]

@@ -34,7 +34,7 @@ def normal(mean, scale):
 @pytest.mark.parametrize("level", [0.5, 0.9])
 def test_sets_hold_the_class_as_often_as_the_rank_says(score, level):
     """The coverage over calibration sets and points is k / (n + 1) exactly."""
-    number, repeats, tested = 37, 2000, 20
+    number, repeats, tested = 37, 1000, 20
     probs, labels = classes(repeats * (number + tested))
     held = []
     for part, truth in zip(probs.split(number + tested), labels.split(number + tested), strict=True):
@@ -47,7 +47,7 @@ def test_sets_hold_the_class_as_often_as_the_rank_says(score, level):
 
 @pytest.mark.parametrize("score", ["quantile", "normalized"])
 def test_intervals_hold_the_target_as_often_as_the_rank_says(score):
-    number, repeats, tested, level = 19, 1000, 10, 0.8
+    number, repeats, tested, level = 19, 400, 10, 0.8
     torch.manual_seed(1)
     mean = torch.randn(repeats, number + tested, 1)
     y = mean + 3.0 * torch.randn_like(mean)  # the model's noise is 1

@@ -258,7 +258,8 @@ def test_the_default_arrives_in_each_setting(double, setting, recorded_only):
     problem, options = PROBLEMS[setting]
     model, data = layer(**problem)
     guide = AutoRadial(model.double())
-    trained(model, guide, data=data, optim=NaturalGradient(), **{"epochs": 1000, "batch_size": 200, "compile": True, **options})
+    settings = {"epochs": 1000, "batch_size": 200, "compile": True, **options}
+    trained(model, guide, data=data, optim=NaturalGradient(), **settings)
     assert_arrived(guide, data)
 
 

@@ -38,15 +38,15 @@ def sampled(number=50):
 def test_nuts_gives_the_predictive_of_the_conjugate_model():
     model = regression()
     pyro.set_rng_seed(0)
-    mcmc = MCMC(NUTS(model, jit_compile=False), num_samples=300, warmup_steps=150, disable_progbar=True)
+    mcmc = MCMC(NUTS(model, jit_compile=False), num_samples=150, warmup_steps=100, disable_progbar=True)
     mcmc.run(X, Y)
     prediction = predict(model, mcmc.get_samples(), NEW)
     mean, variance = exact(NEW)
-    assert prediction.samples.shape == (300, 4, 1)
+    assert prediction.samples.shape == (150, 4, 1)
     # Of so few samples of NUTS a third counts, at least.
-    error = (variance / 100).sqrt()
+    error = (variance / 50).sqrt()
     assert bool(((prediction.mean - mean).abs() < 4 * error).all())
-    assert bool(((prediction.variance - NOISE**2) / variance - 1).abs().max() < 4 * (2 / 100) ** 0.5)
+    assert bool(((prediction.variance - NOISE**2) / variance - 1).abs().max() < 4 * (2 / 50) ** 0.5)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 1024])

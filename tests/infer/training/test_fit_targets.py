@@ -37,7 +37,7 @@ def train(model, data, **options):
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("wrap", [lambda x, y: (x, y), TensorDataset])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_target_out_of_range_in_a_later_batch_is_named(name, wrap, compile):
+def test_a_target_out_of_range_in_a_later_batch_is_named(name, wrap, compile, recorded_only):
     model, data = model_and_data(name, WRONG[name])
     with pytest.raises(ValueError, match=rf"data: y must hold .* for site 'y', got {WRONG[name]}"):
         train(model, wrap(*data), compile=compile)

@@ -161,5 +161,5 @@ def test_other_libraries_models_train_on_graphs(recorded_only):
     )
     x, _ = data(ROWS)
     guide = pyro.infer.autoguide.AutoNormal(model)
-    _, result = trained(model, guide, data=(x, x[:, :1]), compile=True, epochs=20)
+    _, result = trained(model, guide, data=(x, x[:, :1]), compile=True, epochs=5)
     assert result.history[-1]["loss"] < result.history[0]["loss"]

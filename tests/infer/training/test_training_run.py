@@ -3,10 +3,9 @@
 
 """A killed run ends where an undisturbed one does, and a step is what it claims to be."""
 
+import os
 import random
 import signal
-import subprocess
-import sys
 from functools import cache, partial
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset
 
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.infer.training.checkpoint import copied
-from tests.helpers.kills import KINDS, kill_and_resume
+from tests.helpers.kills import kill_and_resume
 from tests.helpers.runs import (
     FIT,
     ROWS,
@@ -181,32 +180,25 @@ def test_a_run_killed_after_every_step_still_ends_where_an_undisturbed_one_does(
     assert_same(resumed_state, state)
 
 
-SCRIPT = """
-import os, signal, sys, torch
-from tests.helpers.runs import FIT, data, problem
-from pyro_radial import fit
-from pyro_radial.infer.training.options import FitOptions
-
-torch.set_num_threads(1)
-original = torch.save
-
-def save(state, file):
-    if state["epoch"] == 1 and state["step_in_epoch"] == 3:
-        file.write(b"half a file")
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    original(state, file)
-
-torch.save = save
-fit(*problem("dropout"), data(), checkpoint=sys.argv[1], options=FitOptions(checkpoint_every=1), **FIT)
-"""
-
-
 def test_a_process_killed_by_sigkill_while_it_writes_resumes_bit_for_bit(tmp_path):
-    path = tmp_path / "run.pt"
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(path)]
-    process = subprocess.run(command, timeout=120, capture_output=True, check=False)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    path, original = tmp_path / "run.pt", torch.save
+
+    def save(state, file):
+        if state["epoch"] == 1 and state["step_in_epoch"] == 3:
+            file.write(b"half a file")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(state, file)
+
+    child = os.fork()
+    if child == 0:
+        torch.save = save
+        try:
+            trained(*problem("dropout"), checkpoint=path, checkpoint_every=1)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     saved = torch.load(path, weights_only=True)
     assert (saved["epoch"], saved["step_in_epoch"]) == (1, 2)
     state, result = trained(*problem("dropout"))
@@ -215,7 +207,8 @@ def test_a_process_killed_by_sigkill_while_it_writes_resumes_bit_for_bit(tmp_pat
     assert_same(resumed_state, state)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# The soak has all kinds. A stream is killed in test_train_stream_resume.py.
+@pytest.mark.parametrize("kind", ["functional with walking points", "scheduled", "natural gradient"])
 def test_a_process_killed_at_a_random_moment_is_continued_by_another(kind):
     assert kill_and_resume(kind, 1) == (1, 1)
 

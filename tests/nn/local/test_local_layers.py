@@ -166,13 +166,13 @@ def test_the_spread_is_that_of_drawn_weights(name):
     bnn, guide = guided(DRAWN[name][0](), stddev=0.05)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        local = torch.stack([outputs(bnn, guide) for _ in range(400)])
-        whole = torch.stack([pyro.poutine.condition(bnn, data=guide(X))(X) for _ in range(400)])
-    error = (local.var(0) / 400 + whole.var(0) / 400).sqrt()
+        local = torch.stack([outputs(bnn, guide) for _ in range(200)])
+        whole = torch.stack([pyro.poutine.condition(bnn, data=guide(X))(X) for _ in range(200)])
+    error = (local.var(0) / 200 + whole.var(0) / 200).sqrt()
     assert bool(((local.mean(0) - whole.mean(0)).abs() < 4.5 * error).all())
-    # Of a variance that 400 nearly normal numbers estimate, and of several at once.
+    # Of a variance that 200 nearly normal numbers estimate, and of several at once.
     ratios = (local.var(0) / whole.var(0)).log()
-    assert float(ratios.abs().max()) < 5 * (4 / 400) ** 0.5
+    assert float(ratios.abs().max()) < 5 * (4 / 200) ** 0.5
 
 
 def test_other_layers_have_noise_for_each_row():

@@ -59,7 +59,7 @@ class TestSites:
         assert stats.kstest(direction[:, 0].numpy(), stats.uniform(-1, 2).cdf).pvalue > 0.001
         draws = [
             poutine.trace(prior.sample_parameter).get_trace("v", weight[:1]).nodes["v.global_radius"]["value"]
-            for _ in range(2_000)
+            for _ in range(500)
         ]
         assert stats.kstest(torch.stack(draws).numpy() / 0.01, "halfcauchy").pvalue > 0.001
 
