@@ -155,20 +155,6 @@ def test_kl_shapes_broadcast_and_spheres_of_other_dimensions_are_left_to_samplin
             kl_divergence(first, second)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"dim": 1}, "dim must be at least 2, got 1.*sign"),
-        ({"dim": 3.0}, "dim must be an integer"),
-        ({"dim": True}, "dim must be an integer"),
-        ({"dim": 3, "like": torch.zeros(2, dtype=torch.long)}, "like"),
-    ],
-)
-def test_the_uniform_distribution_refuses_what_does_not_fit_in_words(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        HypersphericalUniform(**arguments)
-
-
 @pytest.mark.parametrize("distribution", [VonMisesFisherStable(torch.eye(2), 1.0), HypersphericalUniform(2)])
 def test_a_value_off_the_sphere_is_refused_under_validation(distribution):
     with pytest.raises(ValueError, match="support"):
@@ -272,11 +258,6 @@ def test_a_loc_that_is_not_of_length_one_is_refused_by_name(bad):
     ("arguments", "words"),
     [
         ((torch.ones(4, 1), 1.0), "last dimension of loc must be at least 2, got 1.*sign"),
-        ((torch.ones(4, 0), 1.0), "last dimension of loc must be at least 2, got 0"),
-        ((torch.tensor(1.0), 1.0), "loc must be a tensor"),
-        (([0.6, 0.8], 1.0), "loc must be a tensor"),
-        ((torch.eye(2, dtype=torch.long), 1.0), "loc must be a floating-point"),
-        ((torch.eye(2), torch.tensor(1)), "concentration must be a floating-point"),
         ((torch.eye(2), torch.ones(3)), "broadcast"),
     ],
 )

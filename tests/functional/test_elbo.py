@@ -191,16 +191,6 @@ class TestBadInput:
                 r"num_functions = 10 functions: samples must be at least 11",
             ),
             (GaussianProcess(smooth), {"measurement_points": UniformBox([0.0] * 2, [1.0] * 2, 4)}, r"\[2\]"),
-            (
-                GaussianProcess(smooth),
-                {"measurement_points": lambda x: [0.5, 1.0]},
-                r"measurement_points must give .* \[1\], got list",
-            ),
-            (
-                GaussianProcess(smooth),
-                {"measurement_points": lambda x: torch.rand(4, 2)},
-                r"measurement_points must give .* \[1\], got \[2\]",
-            ),
         ],
     )
     def test_what_the_divergence_cannot_use_is_named_with_the_site(self, prior, options, words):

@@ -105,18 +105,12 @@ def test_nan_in_a_tuple_of_inputs_is_named():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.zeros(2, 3), "must be a pair"),
-        ((torch.zeros(2),), "must be a pair"),
-        (None, "must be a pair"),
-        (([1, 2], torch.zeros(2)), "x must be a tensor of rows or a tuple of such, got list"),
         ((torch.tensor(1.0), torch.zeros(2)), "x must be a tensor of rows"),
         (((), torch.zeros(2)), "x must hold at least one tensor, got an empty tuple"),
         (
             ((torch.zeros(2), torch.zeros(3)), torch.zeros(2)),
             r"tensors of one number of rows, got \[2, 3\]",
         ),
-        ((torch.zeros(2, 1), torch.zeros(3)), "y must have as many rows as x, got 3 for 2"),
-        ((torch.zeros(0, 1), torch.zeros(0)), "data must have at least one row"),
         (Items([]), "data must have at least one row"),
     ],
 )

@@ -82,20 +82,6 @@ def test_unfamiliar_inputs_need_one_label_per_point():
         evaluate(model, guide, (x, y), ood=x, num_samples=2)
 
 
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [
-        (3, r"y must hold labels from 0 to 2, of 3 classes, for site 'y', got 3 at \[2, 1\]"),
-        (-1, r"y must hold labels from 0 to 2, of 3 classes, for site 'y', got -1 at \[2, 1\]"),
-    ],
-)
-def test_a_label_out_of_range_is_named(label, message):
-    x, y, model, _ = problem()
-    y[2, 1] = label
-    with pytest.raises(ValueError, match=message):
-        model(x, y)
-
-
 def test_a_batch_without_labels_adds_nothing_but_gives_no_scores():
     x, y, model, guide = problem()
     elbo = TermsELBO()

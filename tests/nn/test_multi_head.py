@@ -43,18 +43,6 @@ class TestNetwork:
             net.head = index
         assert net.head == 0
 
-    @pytest.mark.parametrize(
-        ("trunk", "heads", "message"),
-        [
-            (nn.Tanh(), [], "heads must hold"),
-            (torch.tanh, [nn.Tanh()], "trunk must be"),
-            (nn.Tanh(), [nn.Tanh(), 2], r"heads\[1\] must be"),
-        ],
-    )
-    def test_arguments_are_named(self, trunk, heads, message):
-        with pytest.raises(ValueError, match=message):
-            MultiHead(trunk, iter(heads))
-
     def test_the_head_is_no_part_of_the_state(self):
         net = network()
         before = net.state_dict()

@@ -10,7 +10,7 @@ from pyro import poutine
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
-from tests.helpers.networks import classifier, data, draws_of, mlp
+from tests.helpers.networks import classifier, data, draws_of
 
 
 def test_the_log_density_is_prior_plus_scaled_likelihood():
@@ -81,20 +81,6 @@ def test_a_dict_is_inputs_by_name():
     assert model({"b": torch.randn(5, 2), "a": torch.randn(5, 3)}, torch.randn(5, 1)).shape == (5, 1)
     with pytest.raises(ValueError, match=r"given b of shape \[5, 9\], torch.float32 on cpu, a of shape \[5, 3\]"):
         model({"b": torch.randn(5, 9), "a": torch.randn(5, 3)})
-
-
-@pytest.mark.parametrize(
-    ("bnn", "likelihood", "message"),
-    [
-        (mlp(), likelihoods.Categorical(num_data=40), r"bnn must be a BayesianModule.*BayesianModule\(net\)"),
-        (None, likelihoods.Categorical(num_data=40), "bnn must be"),
-        (BayesianModule(mlp()), nn.CrossEntropyLoss(), "likelihood must be a Likelihood"),
-        (BayesianModule(mlp()), likelihoods.Categorical, "likelihood must be a Likelihood"),
-    ],
-)
-def test_what_does_not_fit_is_named(bnn, likelihood, message):
-    with pytest.raises(ValueError, match=message):
-        SupervisedModel(bnn, likelihood)
 
 
 def test_a_network_with_several_outputs_is_named():

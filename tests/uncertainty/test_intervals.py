@@ -81,39 +81,3 @@ def test_targets_of_a_prediction_are_scored_as_its_mixture():
     # The error of a point is of the order of 1 / sqrt(functions), and points are nearly independent.
     estimate = crps_from_draws(prediction.sample_targets(), y).item()
     assert estimate == pytest.approx(exact, abs=4 / math.sqrt(functions * points) + 2 / functions)
-
-
-GOOD = torch.zeros(2, 3)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: interval_coverage(GOOD, GOOD[0], torch.zeros(3)), "upper must have the shape of"),
-        (lambda: interval_coverage(GOOD + 1, GOOD, torch.zeros(3)), "lower must be at most upper"),
-        (
-            lambda: interval_coverage(GOOD, GOOD, torch.zeros(2)),
-            r"targets must have shape \[3\] to fit lower",
-        ),
-        (lambda: interval_coverage(GOOD[0], GOOD[0], GOOD), "targets must have shape"),
-        (lambda: interval_coverage(GOOD, GOOD / 0, torch.zeros(3)), "lower must be at most upper"),
-        (lambda: interval_coverage(GOOD, GOOD, torch.full((3,), math.nan)), "targets must be finite"),
-        (lambda: quantile_calibration(GOOD, [0.1], torch.zeros(3)), r"quantiles must have shape \[1, N, ...\]"),
-        (lambda: quantile_calibration(GOOD, [0.0, 0.5], torch.zeros(3)), "levels must be increasing numbers strictly"),
-        (lambda: quantile_calibration(GOOD, [10, 50], torch.zeros(3)), "levels must be increasing numbers strictly"),
-        (lambda: quantile_calibration(GOOD, [0.5, 0.1], torch.zeros(3)), "levels must be increasing"),
-        (lambda: quantile_calibration(GOOD, [0.1, 0.5], torch.zeros(2)), r"targets must have shape \[3\]"),
-        (lambda: crps_from_draws(GOOD[:1], torch.zeros(3)), r"draws must have shape \[S, N, ...\] with S > 1"),
-        (lambda: crps_from_draws(GOOD[0], torch.zeros(3)), "draws must have shape"),
-        (lambda: crps_from_draws(torch.zeros(4, 3, 2), torch.zeros(3)), r"targets must have shape \[3, 2\] to fit"),
-        (lambda: crps_from_draws(GOOD, torch.zeros(4)), r"targets must have shape \[3\].*got \[4\]"),
-        (lambda: crps_from_draws(torch.zeros(4, 0), torch.zeros(0)), "targets must have shape"),
-        (lambda: crps_from_draws(GOOD.long(), torch.zeros(3)), "draws must be floating-point"),
-        (lambda: crps_from_draws(GOOD, torch.full((3,), math.nan)), "targets must be finite"),
-        (lambda: crps_from_draws(GOOD + math.inf, torch.zeros(3)), "draws must be finite"),
-        (lambda: quantile_calibration(GOOD / 0, [0.1, 0.5], torch.zeros(3)), "quantiles must be finite"),
-    ],
-)
-def test_bad_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

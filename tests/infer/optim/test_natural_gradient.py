@@ -13,7 +13,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.distributions import constraints
-from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 from torch.distributions import transform_to
 from torch.optim import SGD
@@ -24,7 +23,6 @@ from pyro_radial import (
     AutoRadial,
     BayesianModule,
     CompiledSVI,
-    PriorChain,
     SupervisedModel,
     TermsELBO,
     fit,
@@ -38,7 +36,7 @@ from pyro_radial.infer.step import graphs
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import likelihoods
-from tests.helpers.runs import ROWS, assert_same, data, function_problem, killed, problem, trained
+from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, trained
 
 # Most runs here are too short for widths.
 pytestmark = pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
@@ -597,17 +595,6 @@ def test_a_compiled_step_in_the_graph_is_the_step_as_it_is():
         torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_resumed_run_with_steps_in_graphs_ends_where_an_undisturbed_one_does(tmp_path, recorded_only, monkeypatch):
-    def run(**settings):
-        model, guide = problem("batch norm")
-        return trained(model, guide, optim=NaturalGradient(lr=0.05), compile=True, **settings)[0]
-
-    path = tmp_path / "a.pt"
-    with killed(monkeypatch, "save", 7, "after"):
-        run(checkpoint=path, checkpoint_every=1)
-    assert_same(run(checkpoint=path, checkpoint_every=1), run())
-
-
 def test_recorded_steps_go_on_from_a_loaded_state():
     x, y = data()
     model, guide = problem()
@@ -667,28 +654,6 @@ def test_a_step_in_a_graph_on_refused_terms_changes_nothing(recorded_only):
     assert_same(guide.state_dict(), before)
 
 
-@pytest.mark.parametrize("loss", [TermsELBO, TraceMeanField_ELBO])
-def test_steps_of_compiled_svi_are_those_of_a_loop_of_ones_own(loss):
-    x, y = data()
-    ends = []
-    for own in (False, True):
-        model, guide = problem()
-        pyro.set_rng_seed(0)
-        if own:
-            optimizer, elbo = NaturalGradient().optimizer(model, guide, x, y), TermsELBO()(model, guide)
-            for _ in range(5):
-                optimizer.zero_grad()
-                elbo(x, y).backward()
-                optimizer.step()
-        else:
-            svi = CompiledSVI(model, guide, NaturalGradient(), loss(), compile=False)
-            for _ in range(5):
-                svi.step(x, y)
-        ends.append(guide.state_dict())
-    for name, value in ends[0].items():
-        torch.testing.assert_close(value, ends[1][name], rtol=1e-5, atol=1e-6)
-
-
 def test_a_state_goes_on_where_it_was_saved():
     x, y = data()
     model, guide = problem("batch norm")
@@ -727,16 +692,6 @@ def test_rates_rise_and_then_fall_to_zero_along_a_cosine():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
 
 
-def test_a_chained_posterior_is_a_prior_like_any_other():
-    model, _ = problem()
-    chain = PriorChain(model)
-    for seed in (3, 4):
-        guide = chain.guide(AutoRadial)
-        trained(chain, guide, data=data(seed=seed), optim=NaturalGradient(lr=0.1, hess_init=0.2))
-        chain.advance(guide)
-    assert bool(torch.isfinite(predict(chain, guide, data()[0]).mean).all())
-
-
 def test_a_step_calls_the_closure_that_makes_its_gradients():
     ends = []
     for given in (True, False):
@@ -756,21 +711,6 @@ def test_a_step_calls_the_closure_that_makes_its_gradients():
             assert optimizer.step() is None
         ends.append({"value": value.detach(), **copy.deepcopy(guide.state_dict())})
     assert_same(*ends)
-
-
-BAD = {
-    "lr": (0.0, -1.0, math.inf, math.nan, "0.1", True),
-    "hess_init": (0.0, -1.0, math.inf, "0.1"),
-    "beta1": (-0.1, 1.0, "0.9", None, True),
-    "beta2": (-0.1, 1.0, 2, "0.9", math.nan),
-    "others": (3, None, SGD([torch.zeros(1)], lr=0.1)),
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
-def test_a_setting_out_of_range_is_named(name, value):
-    with pytest.raises(ValueError, match=f"^{name} must "):
-        NaturalGradient(**{name: value})
 
 
 def test_a_guide_without_a_marginal_variance_is_refused_by_name():

@@ -140,37 +140,6 @@ def test_draws_of_sites_in_a_plate_serve_one_chunk_only():
         draws(model, guide, chunk_size=10)
 
 
-def with_nan():
-    x = X.clone()
-    x[4] = float("nan")
-    return x
-
-
-class Table:
-    """As a ``DataFrame``."""
-
-    def to_numpy(self):
-        return X.numpy()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"x": with_nan()}, "x must not hold NaN, got NaN in 1 of 23 rows, first in row 4"),
-        ({"x": X[:0]}, "x must have at least one row"),
-        ({"x": X.tolist()}, "x must be a tensor of rows or a tuple of such, got list"),
-        ({"x": Table()}, r"x must be a tensor of rows or a tuple of such, got Table, .*to_numpy\(\)"),
-        ({"num_samples": 0}, "num_samples must be a positive integer"),
-        ({"num_samples": True}, "num_samples must be a positive integer"),
-        ({"chunk_size": 2.0}, "chunk_size must be a positive integer"),
-    ],
-)
-def test_bad_input_is_named(settings, message):
-    model, guide = problem()
-    with pytest.raises(ValueError, match=message):
-        draws(model, guide, **settings)
-
-
 def test_what_is_neither_model_nor_guide_is_named():
     model, guide = problem()
     with pytest.raises(ValueError, match="model must be a function, got NoneType"):

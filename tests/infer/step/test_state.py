@@ -4,7 +4,6 @@
 """Kinds of state that a program reads: each changes between two steps, or is changed by the program."""
 
 import dataclasses
-import enum
 import os
 import random
 import warnings
@@ -91,12 +90,6 @@ def number_in_a_closure():
         scale = 2.5
 
     return model, change
-
-
-@kind
-def list_in_a_closure():
-    scales = [1.0, 1.5]
-    return lambda x: regression(x, scales[1]), lambda p: scales.__setitem__(1, 2.5)
 
 
 @kind
@@ -262,11 +255,6 @@ def mode_of_a_module_in_a_list_of_an_object():
 
 
 @kind
-def number_of_a_module_in_a_list_of_an_object():
-    return of_trainer(lambda t: setattr(t.nets["others"][1], "p", 0.7), "of_nets")
-
-
-@kind
 def another_module_in_a_dict_of_an_object():
     def change(trainer):
         trainer.nets["first"] = nn.Linear(1, 1, bias=False).requires_grad_(False)
@@ -295,10 +283,6 @@ class Config:
 Pair = namedtuple("Pair", "scale shift")
 
 
-class Size(enum.Enum):
-    SMALL, LARGE = 1.5, 2.5
-
-
 @kind
 def number_of_a_module():
     return of_module(lambda net: net.scale, lambda net: setattr(net, "scale", 2.5), scale=1.5)
@@ -317,11 +301,6 @@ def list_of_a_module():
 
 
 @kind
-def dict_of_a_module():
-    return of_module(lambda net: net.scales["x"], lambda net: net.scales.update(x=2.5), scales={"x": 1.5})
-
-
-@kind
 def dataclass_of_a_module():
     return of_module(lambda net: net.config.scale, lambda net: setattr(net.config, "scale", 2.5), config=Config())
 
@@ -329,11 +308,6 @@ def dataclass_of_a_module():
 @kind
 def named_tuple_of_a_module():
     return of_module(lambda net: net.pair.scale, lambda net: setattr(net, "pair", Pair(2.5, 0.0)), pair=Pair(1.5, 0.0))
-
-
-@kind
-def enum_of_a_module():
-    return of_module(lambda net: net.size.value, lambda net: setattr(net, "size", Size.LARGE), size=Size.SMALL)
 
 
 @kind
@@ -491,16 +465,6 @@ def object_of_the_loss():
 
 
 @kind
-def another_loss():
-    return lambda x: regression(x, 1.5), lambda p: setattr(p, "loss", TermsELBO(kl_weight=0.5))
-
-
-@kind
-def another_model():
-    return lambda x: regression(x, 1.5), lambda p: setattr(p, "model", lambda x: regression(x, 2.5))
-
-
-@kind
 def another_guide():
     def other(x):
         pyro.sample("w", dist.Normal(pyro.param("loc"), 0.5))
@@ -612,12 +576,6 @@ def parameter_as_an_array():
         lambda net: net.layer.bias.data.fill_(2.5),
         trained=True,
     )
-
-
-@kind
-def item_of_a_tensor_in_a_closure():
-    scale = torch.tensor(1.5)
-    return lambda x: regression(x, scale.item()), lambda p: scale.fill_(2.5)
 
 
 @kind

@@ -140,16 +140,6 @@ def test_progress_shows_the_terms(capsys):
 # ------------------------------------------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize(
-    "setting",
-    ["epochs", "batch_size", "accumulate", "patience", "checkpoint_every", "mean_only_epochs"],
-)
-@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
-def test_a_count_that_is_none_is_named(setting, value):
-    with pytest.raises(ValueError, match=f"{setting} must be a (positive|non-negative) integer"):
-        trained(*problem(), validation=data(), **{setting: value})
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([])
@@ -183,35 +173,18 @@ def infinity_in(rows):
             r"data: x .* got NaN in \d of \d rows, first in row [47]",
         ),
         ({"validation": nan_in([19])}, "validation: x must not hold NaN, got NaN in 1 of 20 rows, first in row 19"),
-        ({"data": (data()[0], data(9)[1])}, "data: y must have as many rows as x, got 9 for 20"),
-        ({"data": (data()[0][:0], data()[1][:0])}, "data must have at least one row"),
-        ({"data": data()[0]}, r"data must be a pair \(x, y\) of tensors or a torch Dataset, got Tensor"),
-        ({"data": (data()[0].tolist(), data()[1])}, "data: x must be a tensor of rows"),
         ({"data": DataLoader(Stream())}, "data must be a map-style Dataset"),
         ({"data": infinity_in([4, 7])}, "data: x must not hold infinity, got infinity in 2 of 20 rows, first in row 4"),
         ({"validation": infinity_in([19])}, "validation: x must not hold infinity, .* first in row 19"),
         ({"data": (data()[0], data()[1] + 1)}, r"y must hold labels from 0 to 1, of 2 classes, .*got 2 at"),
         ({"data": (torch.zeros(ROWS, 7), data()[1])}, r"the network of bnn.* given x of shape \[2, 7\]"),
-        ({"seed": 1.5}, "seed must be a non-negative integer, got 1.5"),
-        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
         ({"seed": 2**32}, r"seed must be less than 2\*\*32, got 4294967296"),
-        ({"seed": 2**70}, r"seed must be less than 2\*\*32, got 11805"),
-        ({"callback": 3}, "callback must be a function, got int"),
-        ({"progress": "x"}, "progress must be True or False, got 'x'"),
-        ({"compile": "x"}, "compile must be True or False, got 'x'"),
         ({"data": Table()}, r"data must be a pair .*, got Table, whose to_numpy\(\) is an array"),
         ({"data": (Table(), data()[1])}, r"data: x must be a tensor of rows .*, got Table, whose to_numpy\(\)"),
         ({"data": (data()[0], Table())}, r"data: y must be a tensor of rows .*, got Table, whose to_numpy\(\)"),
-        ({"clip_norm": 0.0}, "clip_norm must be a positive finite number, got 0.0"),
-        ({"autocast": torch.float32}, "autocast must be torch.bfloat16 or torch.float16, got torch.float32"),
-        ({"autocast": True}, "autocast must be torch.bfloat16 or torch.float16, got True"),
-        ({"num_data": 0}, "num_data must be a positive integer, got 0"),
         ({"optim": LBFGS}, "optim must make an optimizer that steps without a closure, got LBFGS"),
         ({"data": Stream()}, "data must be a map-style Dataset"),
         ({"patience": 2}, "validation must be given with patience, got patience=2"),
-        ({"loss": pyro.infer.Trace_ELBO()}, "loss must keep its terms"),
-        ({"loss": 3}, "loss must keep its terms"),
-        ({"options": {"patience": 2}}, "options must be a FitOptions, got dict"),
         (
             {"optim": pyro.optim.Adam(lambda name: None if "scales" in name else {})},
             r"optim must return a dict of settings .*, got None .*'AutoRadial\w*\.scales\.0\.weight'",
@@ -224,14 +197,11 @@ def infinity_in(rows):
             {"optim": pyro.optim.ExponentialLR({"optimizer": Adam, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
             "no learning rate schedule.*got PyroLRScheduler",
         ),
-        ({"scheduler_interval": "batch"}, "scheduler_interval must be 'epoch' or 'step', got 'batch'"),
         ({"scheduler_interval": "step"}, "scheduler_interval must be left out without a scheduler, got 'step'"),
         (
             {"scheduler": ReduceLROnPlateau, "scheduler_interval": "step"},
             "scheduler_interval must be 'epoch' with ReduceLROnPlateau.*got 'step'",
         ),
-        ({"optim": Adam([torch.zeros(1, requires_grad=True)])}, "optim must be a function"),
-        ({"optim": 1e-3}, "optim must be a function"),
     ],
 )
 def test_bad_input_is_named(settings, message):

@@ -12,18 +12,16 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.contrib.gp.kernels import RBF
 from torch import nn
 from torch.optim import Adam
-from torch.optim.lr_scheduler import StepLR
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.functional import GaussianProcess, UniformBox
 from pyro_radial.infer.training.settings import described, likelihood_settings, optimizer_settings, run_settings
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 from tests.helpers.runs import Counting, data, function_problem, problem, trained
-from tests.helpers.scale_priors import HyperScale, LearnedScale
+from tests.helpers.scale_priors import LearnedScale
 
 
 def squared(x):
@@ -108,24 +106,6 @@ def with_prior(prior):
     return SupervisedModel(BayesianModule(net, prior=prior), likelihoods.Categorical(num_data=20))
 
 
-SITES = ("0.weight", "0.bias", "2.weight", "2.bias")
-PRIORS = {
-    "scale": lambda s: dist.Normal(0.0, s),
-    "mean": lambda s: dist.Normal(s, 1.0),
-    "of one site": lambda s: {name: dist.Normal(0.0, s if name == "0.bias" else 1.0) for name in SITES},
-    "function": FanIn,
-    "of a scale": HyperScale,
-}
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_another_prior_is_another_run(prior):
-    one, same, other = (settings_of(with_prior(PRIORS[prior](scale)))["prior"] for scale in (1.0, 1.0, 2.0))
-    assert one == same
-    assert one.keys() == other.keys()
-    assert one != other
-
-
 def test_the_prior_of_a_hand_written_model_is_read_from_its_trace():
     def model(x, y=None, scale=1.0):
         w = pyro.sample("w", dist.Normal(0.0, scale).expand([3, 2]).to_event(2))
@@ -174,35 +154,6 @@ def test_likelihoods_are_known_by_their_modules_and_settings():
     assert one["likelihood.by_name.b"] == other["likelihood.by_name.b"]
     assert (one["likelihood.by_name.a"]["scale"], other["likelihood.by_name.a"]["scale"]) == (1.0, 2.0)
     assert likelihood_settings(squared) == {}
-
-
-LOSSES = {
-    "weight": lambda s: TermsELBO(kl_weight=s),
-    "lengthscale": lambda s: FunctionalELBO(GaussianProcess(RBF(1, lengthscale=torch.tensor(s)))),
-    "noise": lambda s: FunctionalELBO(GaussianProcess(squared, noise=s)),
-    "points": lambda s: FunctionalELBO(GaussianProcess(squared), UniformBox(-s, s, num_points=3)),
-}
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_another_loss_is_another_run(loss):
-    model, guide = problem()
-    one, same, other = (settings_of(model, guide, LOSSES[loss](s))["loss settings"] for s in (1.0, 1.0, 0.5))
-    assert one == same
-    assert one != other
-
-
-def test_another_schedule_is_another_run_but_not_another_rate():
-    model, guide = problem()
-
-    def schedule(step_size, lr):
-        return StepLR(Adam([torch.zeros(1, requires_grad=True)], lr=lr), step_size)
-
-    one, rate, other = (
-        settings_of(model, guide, scheduler=schedule(*given))["scheduler"] for given in ((2, 0.1), (2, 0.2), (3, 0.1))
-    )
-    assert one == rate
-    assert one != other
 
 
 def settings_of_optimizer(lr=0.1, betas=(0.9, 0.999), **first_group):

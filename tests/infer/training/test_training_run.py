@@ -57,7 +57,6 @@ def a_rate(name):
 # What has a state of its own is combined, so that each part is in a run that is killed: a run ends bit for bit like the
 # undisturbed one only if the state of each is kept.
 SCENARIOS = {
-    "plain": (problem, {}),
     "no seed": (problem, {"seed": None}),
     "batch norm, validation, schedule with a state": (
         partial(problem, "batch norm"),
@@ -302,8 +301,7 @@ class TenthCall(Counting):
     method = __call__
 
 
-@pytest.mark.parametrize("form", ["object", "method"])
-@pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.parametrize(("form", "every"), [("object", None), ("method", 3)])
 def test_a_run_that_stops_at_its_callbacks_tenth_call_does_so_after_a_resume(form, every, tmp_path, monkeypatch):
     def callback():
         return TenthCall() if form == "object" else TenthCall().method
