@@ -222,20 +222,6 @@ def test_a_plated_site_is_chained_at_full_size():
     torch.testing.assert_close(guide.median()["z"], chain.prior["z"].mean)
 
 
-def test_vectorized_particles_are_the_loop():
-    chain = learned(summed(CONSTRAINED["dirichlet"]), partial(AutoRadial, init_stddev=0.01))
-    guide = train(chain, chain.guide(AutoRadial), steps=10)
-    losses = []
-    for vectorize in (False, True):
-        elbo = TermsELBO(120, vectorize_particles=vectorize, max_plate_nesting=1)
-        with torch.no_grad():
-            elbo.differentiable_loss(chain, guide)
-        losses.append(elbo.terms)
-    # The KL is closed; of the likelihood's draws the mean of 120 remains.
-    torch.testing.assert_close(losses[0].kl, losses[1].kl, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(losses[0].loss, losses[1].loss, rtol=0.1, atol=0.1)
-
-
 def with_local_latents(rows, groups):
     shared = pyro.sample("shared", W)
     with pyro.plate("groups", 2):

@@ -143,9 +143,6 @@ def test_the_coreset_is_used_for_the_prediction():
 
 
 BAD = {
-    "measure_on": ({"measure_on": "train"}, "measure_on must be one of"),
-    "num_samples": ({"num_samples": 0}, "num_samples must be a positive integer"),
-    "seed": ({"seed": -1}, "seed must be a non-negative integer"),
     "validation": ({"validation": clusters(8, 0)}, r"fit_options must leave .* got \['validation'\]"),
     "coreset's seed": (
         {"coreset": Coreset(2, fit_options={"seed": 1})},

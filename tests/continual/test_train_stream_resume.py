@@ -5,11 +5,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pyro.distributions as dist
 import pytest
@@ -88,22 +85,21 @@ def test_what_a_loss_keeps_from_task_to_task_resumes_too(where, monkeypatch, tmp
     assert_same(learn(checkpoint=tmp_path, **options()), expected)
 
 
-def die_in_the_second_task(folder):
-    """For a process of its own, with as many threads as the tests have: sums depend on their number."""
-    torch.set_num_threads(1)
+def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
+    parent = os.getpid()
 
     def callback(record):
-        if (Path(folder) / "task-1.pt").exists():
+        if os.getpid() != parent and (tmp_path / "task-1.pt").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    learn(checkpoint=folder, callback=callback, **{"epochs": 3})
-
-
-def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    code = f"from tests.continual.test_train_stream_resume import *; die_in_the_second_task({str(tmp_path)!r})"
-    process = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=120)
-    assert process.returncode == -signal.SIGKILL
+    child = os.fork()
+    if child == 0:
+        try:
+            learn(checkpoint=tmp_path, epochs=3, callback=callback)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         # What is left of locks says nothing now.
         ".stream.pt.lock",
@@ -111,15 +107,6 @@ def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
         "stream.pt",
         "task-1.pt",
     ]
-
-    def die_in_the_second_task(_):
-        def callback(record):
-            """The same by name, and harmless."""
-
-        return callback
-
-    callback = die_in_the_second_task(None)
-    callback.__qualname__ = "die_in_the_second_task.<locals>.callback"
     assert_same(learn(checkpoint=tmp_path, epochs=3, callback=callback), learn(epochs=3, callback=callback))
 
 
