@@ -144,8 +144,6 @@ def test_what_does_not_fit_is_named():
             asked.posterior(torch.rand(5, 3).double())
     with pytest.raises(ValueError, match=r"index must be below the 4 draws, got 4"):
         draws.one(4)
-    with pytest.raises(ValueError, match=r"noise must be a finite number, at least zero, got -1"):
-        ProcessModel(PosteriorProcess(model, guide.posterior()), noise=-1)
     model, guide = posterior(outputs=2)
     with pytest.raises(ValueError, match=r"process must have one output, got 2"):
         ProcessModel(PosteriorProcess(model, guide.posterior())).posterior(torch.rand(5, 2).double())

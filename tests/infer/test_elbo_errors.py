@@ -13,7 +13,6 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose
-from pyro_radial.functional import FunctionalELBO, GaussianProcess
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 
 X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.arange(8) % 2
@@ -47,20 +46,6 @@ def test_a_guide_that_lacks_a_site_alone_has_nothing_to_do_with_heads():
 
     with pytest.raises(ValueError, match=r"'trunk.bias' of the model, got none$"):
         TermsELBO()(model, guide)(X, Y)
-
-
-@pytest.mark.parametrize("value", ["x", "False", 1, None])
-def test_a_strict_kl_that_is_not_a_bool_is_named(value):
-    with pytest.raises(ValueError, match=f"strict_kl must be True or False, got {value!r}"):
-        TermsELBO(strict_kl=value)
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5, True, None])
-def test_the_number_of_draws_is_at_least_one(number):
-    with pytest.raises(ValueError, match=f"num_particles must be a positive integer, got {number}"):
-        TermsELBO(num_particles=number)
-    with pytest.raises(ValueError, match=f"num_functions must be a positive integer, got {number}"):
-        FunctionalELBO(GaussianProcess(lambda a, b: a @ b.T), num_functions=number)
 
 
 @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField, AutoNormal])
