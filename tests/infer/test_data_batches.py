@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, fit, predict
 from pyro_radial.infer.data import Batches, Rows, parts
@@ -18,7 +18,6 @@ from tests.helpers.items import Items
 from tests.helpers.runs import (
     FIT,
     ROWS,
-    assert_same,
     data,
     problem,
     trained,
@@ -62,13 +61,6 @@ def test_parts_of_a_batch_equal_the_whole_in_gradients_and_terms(number):
     assert split_record == pytest.approx(whole_record, rel=1e-5)
 
 
-def test_a_dataset_trains_as_its_tensors_do():
-    state, result = trained(*problem())
-    other, other_result = trained(*problem(), data=TensorDataset(*data()))
-    assert other_result == result
-    assert_same(other, state)
-
-
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -76,30 +68,6 @@ class TwoInputs(nn.Module):
 
     def forward(self, left, right):
         return self.linear(left * right)
-
-
-def test_a_tuple_of_inputs_reaches_the_network_as_its_arguments():
-    x, y = data()
-    inputs = (x, x.flip(0))
-
-    def make():
-        torch.manual_seed(1)
-        model = SupervisedModel(BayesianModule(TwoInputs()), likelihoods.Categorical(num_data=ROWS))
-        return model, AutoRadial(model)
-
-    state, result = trained(*make(), data=(inputs, y), accumulate=2, validation=(inputs, y))
-    items = [((x[i], x.flip(0)[i]), y[i]) for i in range(ROWS)]
-
-    class Items(Dataset):
-        def __len__(self):
-            return ROWS
-
-        def __getitem__(self, i):
-            return items[i]
-
-    other, other_result = trained(*make(), data=Items(), accumulate=2, validation=Items())
-    assert other_result == result
-    assert_same(other, state)
 
 
 def forms(x, other, y):

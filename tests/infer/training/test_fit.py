@@ -186,14 +186,6 @@ def infinity_in(rows):
         ({"data": Stream()}, "data must be a map-style Dataset"),
         ({"patience": 2}, "validation must be given with patience, got patience=2"),
         (
-            {"optim": pyro.optim.Adam(lambda name: None if "scales" in name else {})},
-            r"optim must return a dict of settings .*, got None .*'AutoRadial\w*\.scales\.0\.weight'",
-        ),
-        (
-            {"optim": pyro.optim.Adam({"lr": 1e-3}, {"clip_norm": 1.0})},
-            "not clip each parameter by itself.*got PyroOptim with clip_args; use clip_norm",
-        ),
-        (
             {"optim": pyro.optim.ExponentialLR({"optimizer": Adam, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
             "no learning rate schedule.*got PyroLRScheduler",
         ),

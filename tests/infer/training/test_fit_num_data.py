@@ -10,16 +10,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
-    BayesianModule,
     FitOptions,
-    PriorChain,
-    SupervisedModel,
     TermsELBO,
     diagnose,
     fit,
@@ -113,16 +109,6 @@ def test_a_plate_that_has_not_the_size_of_the_data_is_named(size, found):
         fit(*plated(size), (x, y), **FIT)
     fit(*plated(ROWS), (x, y), **FIT)
     fit(*plated(1000), (x, y), options=FitOptions(num_data=1000), **FIT)
-
-
-def test_a_chain_takes_the_rows_of_each_task():
-    torch.manual_seed(0)
-    one = PriorChain(SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical()))
-    for rows in (ROWS, 12):
-        guide = one.guide(AutoRadial)
-        fit(one, guide, data(rows), **FIT)
-        one.advance(guide)
-        assert one.likelihood.num_data == rows
 
 
 def test_a_stream_refuses_a_number_that_is_not_its_tasks():

@@ -15,28 +15,10 @@ from tests.helpers.runs import (
     assert_same,
     data,
     described_problem,
-    function_problem,
     problem,
     state_of,
     trained,
 )
-
-
-def test_the_model_gets_trained_too():
-    model, guide = problem("batch norm")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    trained(model, guide)
-    assert not torch.equal(model.state_dict()["bnn.net.1.weight"], before["bnn.net.1.weight"])
-    assert not torch.equal(model.state_dict()["bnn.net.1.running_mean"], before["bnn.net.1.running_mean"])
-
-
-def test_parameters_of_a_model_function_are_trained():
-    model, guide = function_problem()
-    trained(model, guide, epochs=1)
-    store = pyro.get_param_store()
-    assert float(store["noise"].detach()) != pytest.approx(0.7, abs=1e-6)
-    (norm,) = [name for name in store if name.endswith("1.weight") and "Auto" not in name]
-    assert not torch.equal(store[norm].detach(), torch.ones(4))
 
 
 @pytest.mark.parametrize("local", [False, True])
