@@ -40,7 +40,6 @@ NO_GRAPH = {
     "module that counts": "it changes .*calls while it runs",
     "branch on a draw": "reads the value of a tensor",
     "branch on data": "reads the value of a tensor",
-    "length of pyro.markov": "reads the value of a tensor",
     "sequential plate": "reads the value of a tensor",
 }
 

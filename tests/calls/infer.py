@@ -12,7 +12,7 @@ from pyro.infer import Trace_ELBO
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer import CompiledSVI, FitOptions, NaturalGradient, Prediction, SampledNetwork, TermsELBO
+from pyro_radial.infer import CompiledELBO, CompiledSVI, FitOptions, NaturalGradient, Prediction, SampledNetwork, TermsELBO
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Part, Row, some
 
@@ -51,6 +51,10 @@ def compiled():
     return CompiledSVI(**guided(), optim=adam, loss=TermsELBO(), compile=False)
 
 
+def compiled_elbo():
+    return CompiledELBO(TermsELBO(), compile=False)
+
+
 models, guides = some(SupervisedModel), some(AutoRadial)
 losses = some(TermsELBO)
 made_optimizer = Lazy(lambda: adam(nn.Linear(2, 1).parameters()))
@@ -84,6 +88,22 @@ ROWS = [
         unread=("model", "guide"),
         on=compiled,
     ),
+    Row(
+        "infer.CompiledELBO",
+        lambda: dict(loss=TermsELBO(), compile=False),
+        dict(loss=losses),
+        then=lambda elbo: elbo.loss(*guided().values(), X, Y),
+    ),
+    *(
+        Row(
+            f"infer.CompiledELBO.{method}",
+            lambda: guided() | dict(args=(X, Y)),
+            unread=("model", "guide"),
+            on=compiled_elbo,
+        )
+        for method in ("loss", "loss_and_grads", "differentiable_loss")
+    ),
+    Row("infer.CompiledELBO.__call__", guided, unread=("model", "guide"), on=compiled_elbo),
     Row("infer.FitOptions", extra=dict(autocast=some(torch.float64, torch.int8))),
     Row("infer.NaturalGradient", extra=dict(others=some(pyro.optim.PyroOptim, NaturalGradient(), made_optimizer))),
     Row(

@@ -22,7 +22,7 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
 from pyro_radial.infer.step.arguments import Leaves
-from pyro_radial.infer.step.compiled import Code
+from pyro_radial.infer.step.compiled import GraphFunction
 from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation
 from pyro_radial.infer.step.recording import Recording
 
@@ -101,7 +101,12 @@ class Captured:
     """
 
     def __init__(
-        self, recording: Recording, code: Code, call: Call, optimizer: Optimizer, device: Device
+        self,
+        recording: Recording,
+        code: GraphFunction,
+        call: Call,
+        optimizer: Optimizer,
+        device: Device,
     ) -> None:
         self._recording, self._code, self._device = recording, code, device
         self._optimizer = optimizer

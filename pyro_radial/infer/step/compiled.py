@@ -29,13 +29,13 @@ MOST_KEPT = 64
 # Between compiled code and its graph: the largest error, relative to a result's norm or to this share of the largest.
 MOST_ROUNDING, SMALL = 0.01, 1e-3
 
-Code = Callable[..., Sequence[Tensor]]
+GraphFunction = Callable[..., Sequence[Tensor]]
 
-_kept: dict[Any, Code] = {}
+_kept: dict[Any, GraphFunction] = {}
 
 
 @one_at_a_time()
-def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:
+def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> GraphFunction:
     """Compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
     key = _key(graph, inputs, options)
     if key not in _kept:
@@ -69,8 +69,10 @@ def forget() -> None:
 
 
 @torch.no_grad()
-def _checked_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:
-    """Code with the results of the graph on the same noise; inductor's can be wrong."""
+def _checked_code(
+    graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]
+) -> GraphFunction:
+    """Compiled code with the results of the graph on the same noise; inductor's can be wrong."""
     tensors = [tensor.detach() for tensor in (*graph.constants, *inputs)]
     draw, module = split_noise(graph.module)
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
@@ -78,7 +80,7 @@ def _checked_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, 
         tensors += draw()
     changed = ChangedTensors()
 
-    def results(code: Code) -> list[Tensor]:
+    def results(code: GraphFunction) -> list[Tensor]:
         """What code returns, and what it makes of the tensors that the graph changes."""
         with torch.random.fork_rng(devices):
             found = [

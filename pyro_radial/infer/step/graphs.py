@@ -19,7 +19,7 @@ from pyro_radial._pyro.compat import (
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
 from pyro_radial.infer.step.arguments import Leaves, Numbers, descriptions, has_nan, kinds
 from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
-from pyro_radial.infer.step.compiled import Code, agree, compiled, has_code
+from pyro_radial.infer.step.compiled import GraphFunction, agree, compiled, has_code
 from pyro_radial.infer.step.evaluate import (
     CHECKED,
     COMPILED,
@@ -33,7 +33,7 @@ from pyro_radial.infer.step.evaluate import (
 )
 from pyro_radial.infer.step.graph import ChangedTensors, put_back
 from pyro_radial.infer.step.recording import Check, Recording, record_program
-from pyro_radial.infer.step.state import UncapturableError
+from pyro_radial.infer.step.state import Code, UncapturableError
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
@@ -59,7 +59,7 @@ class Way:
     def __init__(self, recording: Recording, device: Device | None = None) -> None:
         self.recording = recording
         #: Compiled code, once there is any.
-        self.code: Code | None = None
+        self.code: GraphFunction | None = None
         self.uses = 0
         #: The captured step, once there is one.
         self.captured: Captured | None = None
@@ -96,7 +96,7 @@ class Way:
         return found
 
     @torch.no_grad()
-    def _run(self, code: Code, call: Call, leaves: Leaves, way: str) -> Evaluation:
+    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, way: str) -> Evaluation:
         """What code for the graph gives."""
         recording = self.recording
         results = code(*recording.constant_tensors(), *recording.inputs(call, leaves))
@@ -113,7 +113,7 @@ class Way:
         leaves: Leaves,
         compile_after: int | None,
         options: Mapping[str, Any],
-    ) -> Code:
+    ) -> GraphFunction:
         """The compiled code, made when it is time, or the graph itself."""
         if self.code is None and compile_after is not None:
             self.uses += 1
@@ -124,7 +124,7 @@ class Way:
                 self.captured = None
         return self.recording.graph.module if self.code is None else self.code
 
-    def _captured_step(self, call: Call, leaves: Leaves, code: Code) -> Evaluation | None:
+    def _captured_step(self, call: Call, leaves: Leaves, code: GraphFunction) -> Evaluation | None:
         """A captured step; None if there is no such step, and then nothing has changed."""
         if self._device is None or call.optimizer is None or self.uncaptured_because is not None:
             return None
@@ -177,8 +177,9 @@ class Graphs:
         # The numbers of each program and tree of arguments that are inputs of its graphs, with the program, whose ids
         # the keys hold.
         self._numbers: dict[Any, tuple[Numbers, Any]] = {}
-        # The kinds of arguments with which programs cannot be recorded, which takes long to find out.
-        self._refused: set[Any] = set()
+        # The kinds of arguments with which programs cannot be recorded, which takes long to find out; and the code of a
+        # first run if the second one may be recorded.
+        self._refused: dict[Any, Code | None] = {}
         # The signatures of graphs that were not right.
         self._dropped: set[Any] = set()
         self._calls = 0
@@ -277,7 +278,9 @@ class Graphs:
                 if place:
                     ways.insert(0, ways.pop(place))
                 return way
-        if (key[0], kinds(leaves.values)) in self._refused or has_nan(leaves.values):
+        refused = key[0], kinds(leaves.values)
+        is_final = refused in self._refused and self._refused[refused] is None
+        if is_final or has_nan(leaves.values):
             return None
         for way in ways:
             if numbers.notice_paths(way.recording.state.changed_numbers()):
@@ -292,22 +295,24 @@ class Graphs:
     ) -> Way | Evaluation | None:
         """A new recording; what the first run of a program without one gave, or None to run it."""
         numbers = self._numbers_of(program, call)
+        refused = program, kinds(leaves.values)
         with one_at_a_time():
-            made, evaluation = record_program(call, leaves, numbers, check)
-        if isinstance(made, str):
-            self._say(made)
-            self._refused.add((program, kinds(leaves.values)))
-            return evaluation
+            attempt = record_program(call, leaves, numbers, check, self._refused.pop(refused, None))
+        if attempt.recording is None:
+            self._refused[refused] = attempt.again
+            if attempt.again is None:
+                self._say(attempt.reason)
+            return attempt.evaluation
         if self._device is None:
-            self._device = device_graphs(made.device)
-        way = Way(made, self._device if self.compile else None)
+            self._device = device_graphs(attempt.recording.device)
+        way = Way(attempt.recording, self._device if self.compile else None)
         try:
             replayed = way.rehearsed(call, leaves)
         except RuntimeError as error:
             self._say(f"torch can record it, but not replay it: {error}".splitlines()[0])
-            self._refused.add((program, kinds(leaves.values)))
+            self._refused[refused] = None
             return None
-        if numbers and _difference(replayed, evaluation) is not None:
+        if numbers and _difference(replayed, attempt.evaluation) is not None:
             # A program that asks for the type of a number gives something else for a tensor.
             numbers.give_up([*numbers.positions, *numbers.paths])
             return self._new_way(program, call, leaves, check)
@@ -324,7 +329,7 @@ class Graphs:
             return evaluation._replace(way=CHECKED)
         self._ways[key].remove(way)
         if key in self._dropped:
-            self._refused.add((key[0], kinds(Leaves.of(call.args, call.kwargs).values)))
+            self._refused[key[0], kinds(Leaves.of(call.args, call.kwargs).values)] = None
             self._say(f"its graph gives something else than the program, at {place}")
             return evaluation
         self._dropped.add(key)

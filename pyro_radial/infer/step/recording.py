@@ -243,19 +243,41 @@ class Program(NamedTuple):
     changed: Sequence[Tensor]
 
 
+class UnreadableStateError(UncapturableError):
+    """The reason why the state that a program reads cannot be compared."""
+
+
 class NumbersReadError(Exception):
     """The names of numbers that Python has read while they were inputs."""
 
 
+class Attempt(NamedTuple):
+    """What came of recording a program.
+
+    :param evaluation: what a run as usual gave.
+    :param recording: the recording, and all is as before the run; None if there is none, and all is as after it.
+    :param reason: why there is none.
+    :param again: the code of the run, if a later run, which does less, may be recorded.
+    """
+
+    evaluation: Evaluation
+    recording: Recording | None = None
+    reason: str = ""
+    again: Code | None = None
+
+
 def record_program(
-    call: Call, leaves: Leaves, numbers: Numbers, check: Check | None = None
-) -> tuple[Recording | str, Evaluation]:
+    call: Call,
+    leaves: Leaves,
+    numbers: Numbers,
+    check: Check | None = None,
+    after: Code | None = None,
+) -> Attempt:
     """Run a program as usual, and record it twice.
 
     :param numbers: those that are inputs of the graph; it notes the ones that Python reads.
-    :param check: a function of the first run's result that raises an error if it is wrong.
-    :returns: a recording, and all is as before, or why there is none, and all is as after the run; and what the run
-        gave.
+    :param check: a function of the run's result that raises an error if it is wrong.
+    :param after: the code of an earlier run that could not be recorded.
     """
     noise, tensors, code, first = TorchNoise.now(), ChangedTensors(), Code(), Inputs({})
     with _garbage_kept(), replaced_buffers() as buffers, tensors, first, code.watched():
@@ -285,13 +307,15 @@ def record_program(
         if call.attached:
             noise.restore()
             evaluation = evaluate(call)
-        return str(error), evaluation
+        # The first run may do more than later ones, such as find a start by k-means.
+        again = code if after is None and isinstance(error, UnreadableStateError) else None
+        return Attempt(evaluation, reason=str(error), again=again)
     put_buffers_back(buffers)
     put_back(tensors.before)
     noise.restore()
     # Buffers that the first run replaced are again those from before.
     recording.state.holds()
-    return recording, evaluation
+    return Attempt(evaluation, recording)
 
 
 def _recording_with(numbers: Numbers, program: Program, code: Code) -> Recording:
@@ -303,28 +327,7 @@ def _recording_with(numbers: Numbers, program: Program, code: Code) -> Recording
             numbers.give_up(error.args)
         except UncapturableError:
             numbers.give_up([*numbers.positions, *numbers.paths])
-    try:
-        return _recording(program, numbers, code)
-    except UncapturableError:
-        # The first run may have done more than later ones.
-        later = _code_of_another_run(program, code)
-        if not later.ran.keys() < code.ran.keys():
-            raise
-        return _recording(program, numbers, later)
-
-
-def _code_of_another_run(program: Program, code: Code) -> Code:
-    """The code of a run after the first; all is then as before."""
-    noise, later = TorchNoise.now(), Code()
-    before = _state(program, code)
-    call = program.call._replace(mover=None, attached=False)
-    with seeded_elsewhere(0), _garbage_kept(), restored(program.changed):
-        with replaced_buffers() as buffers, later.watched():
-            evaluate(call)
-        put_buffers_back(buffers)
-    before.restore()
-    noise.restore()
-    return later
+    return _recording(program, numbers, code)
 
 
 def _state(program: Program, code: Code) -> State:
@@ -338,7 +341,7 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
     """Record a program, and leave all as it was."""
     call, before = program.call, _state(program, code)
     if before.refusal is not None:
-        raise UncapturableError(before.refusal)
+        raise UnreadableStateError(before.refusal)
     positions = sorted(numbers.positions)
     places = [place for place in before.places if place.path in numbers.paths]
     graphs, ignored, noise = [], set(UNREAD), TorchNoise.now()

@@ -559,7 +559,7 @@ def random_numbers_of_python():
     return lambda x: regression(x, random.random()), lambda p: None
 
 
-@runs_eagerly
+@kind
 def argument_as_a_list():
     return lambda x: regression(x, sum(x.tolist())), lambda p: p.x.add_(1.0)
 
@@ -649,7 +649,7 @@ def item_of_a_buffer_that_the_program_replaces():
     return net, change
 
 
-@runs_eagerly
+@kind
 def item_of_an_argument_that_is_a_global_too():
     def change(p):
         p.x = -p.x
