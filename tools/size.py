@@ -24,7 +24,7 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 14_965,
+    "statements": 14_985,
     "public names": 89,
     "comprehensions": 4.07,
     "nested comprehensions": 0.17,

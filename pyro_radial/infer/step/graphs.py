@@ -28,7 +28,6 @@ from pyro_radial.infer.step.evaluate import (
     Call,
     Evaluation,
     evaluate,
-    has_terms,
     is_differentiable,
 )
 from pyro_radial.infer.step.graph import ChangedTensors, put_back
@@ -422,7 +421,7 @@ def _program(call: Call, leaves: Leaves) -> Any:
     if call.mover is not None:
         moved = call.mover.param_groups[0]["params"]
         ids += tuple(map(bool, map(post_accumulate_hooks, moved)))
-    weighted = has_terms(call.loss) and call.weight == 0.0
+    weighted = call.weight == 0.0
     return ids, leaves.tree, call.gradients, weighted, settings_now()
 
 
