@@ -203,6 +203,28 @@ def test_plain_python_objects_are_arguments(model, calls, num_graphs):
     check(model, [(args, {}) for args in calls], num_graphs=num_graphs)
 
 
+def test_arguments_that_change_in_place_are_seen():
+    def model(batch):
+        regression(batch["x"][batch["rows"]], noise=batch["noise"])
+
+    def calls():
+        batch = {"x": X.clone(), "rows": [0, 1, 2, 3], "noise": 1.0}
+        for number in range(12):
+            batch["x"] += 0.1
+            batch["noise"] += 0.25
+            if number == 6:
+                batch["rows"].append(4)
+            yield (batch,), {}
+
+    first = ({"x": X, "rows": [0, 1], "noise": 1.0},)
+    expected, _ = losses_of(SVI, model, AutoMeanField, first, calls())
+    losses, svi = losses_of(CompiledSVI, model, AutoMeanField, first, calls(), compile=False)
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0.0)
+    assert svi.eager_because == []
+    # One for each number of rows.
+    assert svi.num_graphs == 2
+
+
 def test_a_slice_out_of_range_is_as_in_pyro():
     check(of_a_slice, [((X, slice(5, 500)), {})] * 3, num_graphs=1)
 
