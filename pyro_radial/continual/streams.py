@@ -152,7 +152,7 @@ class TaskStream(Sequence[Task]):
 
 
 def _tensors(data: object, name: str) -> Pair:
-    """The inputs and targets as tensors, or a ValueError that names the argument."""
+    """Return the inputs and targets as tensors, or a ValueError that names the argument."""
     rows = Rows(data, name)
     if rows.dataset is not None:
         raise ValueError(

@@ -148,7 +148,7 @@ def _check_options(
     fit_options: Mapping[str, Any],
     first_task: Mapping[str, Any],
 ) -> None:
-    """Refuse what a stream cannot be trained with."""
+    """Raise a ValueError for options that conflict with a stream."""
     if measure_on not in PARTS:
         raise ValueError(f"measure_on must be one of {PARTS}, got {measure_on!r}")
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
@@ -452,7 +452,7 @@ def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """A guide without sites."""
+    """Return a guide without sites."""
 
 
 def _described_model(model: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Take apart distributions that repeat, reshape, mask or transform another one; no other module but moments does."""
+"""Take apart distributions that repeat, reshape, mask or transform another one."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence

@@ -73,7 +73,7 @@ class Rows:
         return self._inputs, self._targets
 
     def take(self, index: Tensor) -> tuple[Inputs, Inputs]:
-        """The inputs and targets of some rows."""
+        """Return the inputs and targets of some rows."""
         if self.dataset is None:
             return take(self._inputs, index), take(self._targets, index)
         batch = self._collated(index)
@@ -104,11 +104,11 @@ class Rows:
             ) from error
 
     def all(self) -> tuple[Inputs, Inputs]:
-        """Every row, in order."""
+        """Return every row, in order."""
         return self.take(torch.arange(len(self), device="cpu"))
 
     def all_inputs(self) -> Inputs:
-        """The inputs of every row, in order, of a ``Dataset`` whose items may have no targets."""
+        """Return the inputs of every row, in order, of a ``Dataset`` whose items may have no targets."""
         index = torch.arange(len(self), device="cpu")
         batch = self._collated(index)
         if isinstance(batch, tuple | list):
@@ -173,7 +173,7 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
 
 
 def _no_number(array: np.ndarray) -> str:
-    """The first element of an array that is not a number, its row and column, and what to do."""
+    """Return the first element of an array that is not a number, its row and column, and what to do."""
     for place, value in np.ndenumerate(array):
         if not isinstance(value, Real):
             return (
@@ -193,12 +193,12 @@ def _known(y: object) -> Any:
 
 
 def num_rows(x: Inputs) -> int:
-    """The number of rows of a tensor, or of a tuple or dict of tensors."""
+    """Return the number of rows of a tensor, or of a tuple or dict of tensors."""
     return len(_named(x, "")[0][1])
 
 
 def take(x: Inputs, index: Tensor | slice) -> Any:
-    """The rows of a tensor, or of a tuple or dict of tensors."""
+    """Return the rows of a tensor, or of a tuple or dict of tensors."""
     return tree_map(lambda tensor: tensor[index], x)
 
 
@@ -285,11 +285,11 @@ class Batches:
         return -(-len(self.rows) // self.size)
 
     def get(self, epoch: int, number: int) -> tuple[Any, Any]:
-        """The inputs and targets of one batch of an epoch, both counted from zero."""
+        """Return the inputs and targets of one batch of an epoch, both counted from zero."""
         return self._at(self._order(epoch)[number * self.size : (number + 1) * self.size])
 
     def num_rows(self, number: int) -> int:
-        """The rows of one batch."""
+        """Return the rows of one batch."""
         return min(self.size, len(self.rows) - number * self.size)
 
     def first_rows(self) -> tuple[Any, Any]:
@@ -313,7 +313,7 @@ class Batches:
 
 
 def _fits(rows: tuple[Inputs, Inputs], device: torch.device) -> bool:
-    """Whether rows take at most a quarter of the memory that a device has left."""
+    """Return whether rows take at most a quarter of the memory that a device has left."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
@@ -321,7 +321,7 @@ def _fits(rows: tuple[Inputs, Inputs], device: torch.device) -> bool:
 
 
 def _sent(x: Inputs, device: torch.device) -> Any:
-    """The rows on a device; from pinned memory, so that nothing waits for the copy."""
+    """Return the rows on a device; from pinned memory, so that nothing waits for the copy."""
     if device.type != "cuda":
         return move(x, device)
     return tree_map(

@@ -597,5 +597,5 @@ def _log_prob_sum(name: str, trace: Any) -> Tensor:
 
 
 def _same(a: object, b: object) -> bool:
-    """Whether two scales or masks are equal; tensors are compared by identity."""
+    """Return whether two scales or masks are equal; tensors are compared by identity."""
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)

@@ -228,7 +228,7 @@ class Categorical(Likelihood):
     many labels per point, as with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
     :param int num_data: as of :class:`Likelihood`.
-    :param int event_dim: as there; the classes count as one dim.
+    :param int event_dim: see :class:`Likelihood`; the classes count as one dim.
 
     Example::
 
@@ -325,7 +325,7 @@ class Bernoulli(Likelihood):
     r"""Zero or one, independently for each output: ``y`` is one with probability ``sigmoid(f)``.
 
     :param int num_data: as of :class:`Likelihood`.
-    :param int event_dim: as there.
+    :param int event_dim: see :class:`Likelihood`.
 
     Example::
 
@@ -366,7 +366,7 @@ class Gaussian(Likelihood):
     deterministic site ``"noise_scale"`` records it, in the units of ``y``.
 
     :param int num_data: as of :class:`Likelihood`.
-    :param int event_dim: as there.
+    :param int event_dim: see :class:`Likelihood`.
     :param float scale: the noise's standard deviation, or its first value; 1 by default.
     :param bool learn_scale: whether to train it.
     :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
@@ -475,7 +475,7 @@ class HeteroscedasticGaussian(Likelihood):
     density at points that the network fits exactly.
 
     :param int num_data: as of :class:`Likelihood`.
-    :param int event_dim: as there; at least 1.
+    :param int event_dim: see :class:`Likelihood`; at least 1.
     :param float floor: the least standard deviation, in the units of ``y``.
 
     Example::
@@ -521,7 +521,7 @@ class Poisson(Likelihood):
     r"""Counts, independently for each output: :math:`y \sim \mathrm{Poisson}(\exp f)`.
 
     :param int num_data: as of :class:`Likelihood`.
-    :param int event_dim: as there.
+    :param int event_dim: see :class:`Likelihood`.
 
     Example::
 

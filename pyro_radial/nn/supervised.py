@@ -195,7 +195,7 @@ def _where(error: Exception) -> str:
 
 
 class NetworkDraw(NamedTuple):
-    """What a draw of the guide is to a network."""
+    """The parameters, noise and trace that one draw of the guide gives a network."""
 
     #: The values of the random parameters, by name, each of its parameter's shape.
     parameters: dict[str, Tensor]

@@ -12,7 +12,15 @@ from pyro.infer import Trace_ELBO
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer import CompiledELBO, CompiledSVI, FitOptions, NaturalGradient, Prediction, SampledNetwork, TermsELBO
+from pyro_radial.infer import (
+    CompiledELBO,
+    CompiledSVI,
+    FitOptions,
+    NaturalGradient,
+    Prediction,
+    SampledNetwork,
+    TermsELBO,
+)
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Part, Row, some
 

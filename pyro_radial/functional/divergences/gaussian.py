@@ -217,7 +217,7 @@ def _mean_log_det_error(num_samples: int, dim: Tensor) -> Tensor:
 
 
 def _sum_of_digamma(z: Tensor) -> Tensor:
-    r"""A function that rises by :math:`\psi(z)` from z to z + 1/2: the sum of two that do so from z to z + 1."""
+    r"""Return a function that rises by :math:`\psi(z)` from z to z + 1/2: the sum of two that do so from z to z + 1."""
     return sum(((y - 1.0) * y.digamma() - y for y in (z, z + 0.5)), torch.zeros_like(z))
 
 

@@ -120,7 +120,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._spread_started: set[str] = set()
 
     def default_family(self, name: str, site: PyroSite) -> Family:
-        """The family of a site, as in Pyro's trace of the model, that ``families`` leaves open."""
+        """Return the family of a site, as in Pyro's trace of the model, that ``families`` leaves open."""
         raise NotImplementedError(f"{type(self).__name__} must define default_family(name, site)")
 
     def _prototype_hide_fn(self, msg: Any) -> bool:
@@ -261,7 +261,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     @torch.no_grad()
     def posterior(self) -> dict[str, dist.Distribution]:
-        """The posterior as ``{site: distribution}``, on each site's support, at full plate size and detached."""
+        """Return the posterior as ``{site: distribution}``, on each site's support, at full plate size and detached."""
         self._require_setup("posterior")
         result: dict[str, dist.Distribution] = {}
         for name, family in self._families.items():
@@ -276,7 +276,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     @torch.no_grad()
     def median(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
-        """The elementwise posterior median of every site; arguments are needed only before the first run."""
+        """Return the elementwise posterior median of every site; arguments are needed only before the first run."""
         self._require_setup("median", *args, **kwargs)
         medians = {}
         for name, family in self._families.items():
@@ -358,7 +358,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     @torch.no_grad()
     def scale_change(self) -> dict[str, float]:
-        """The root mean square of log(now / initial) of each site's scales or concentrations."""
+        """Return the root mean square of log(now / initial) of each site's scales or concentrations."""
         self._require_setup("scale_change")
         result = {}
         for name, initial in self._initial_spreads.items():
@@ -368,11 +368,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return result
 
     def chosen_families(self) -> dict[str, Family]:
-        """The family of each site by name; empty before the guide has parameters."""
+        """Return the family of each site by name; empty before the guide has parameters."""
         return dict(self._families)
 
     def point_sites(self) -> list[str]:
-        """The sites with a point estimate."""
+        """Return the sites with a point estimate."""
         self._require_setup("point_sites")
         return [name for name, family in self._families.items() if family.is_point]
 
@@ -419,7 +419,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return MissingMeans(missing)
 
     def _checked_mean(self, name: str, value: Tensor) -> Tensor:
-        """The unconstrained value of a site, or an error that names the site."""
+        """Return the unconstrained value of a site, or an error that names the site."""
         check_types(Tensor, **{f"state_dict[{name!r}]": value})
         transform = self._site[name].transform
         shape = self._trained("loc", name).shape
@@ -438,7 +438,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return value
 
     def loc_scale_sites(self) -> dict[str, LocScaleSite]:
-        """The sites with a location and a scale, and their parameters."""
+        """Return the sites with a location and a scale, and their parameters."""
         self._require_setup("loc_scale_sites")
         return {
             name: LocScaleSite(
@@ -477,7 +477,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             target.copy_(transform_to(family.scale_constraint).inv(scale))
 
     def _trained(self, parameter: str, name: str) -> Tensor:
-        """The unconstrained tensor that is trained."""
+        """Return the unconstrained tensor that is trained."""
         tensor: Tensor = attrgetter(f"{self._places[name]}_unconstrained")(
             getattr(self, f"{parameter}s")
         )

@@ -38,23 +38,23 @@ class _Part(Family):
     """A part of a normal vector: the parameters of a factorized normal, with scales as units."""
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The value, and one unit for all elements."""
+        """Return the value, and one unit for all elements."""
         return Normal().initial(site, value)
 
     def initial_at(
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
-        """The distribution's mean and, as the units, its standard deviations, if they are known."""
+        """Return the distribution's mean and, as the units, its standard deviations, if they are known."""
         return Normal().initial_at(site, value, distribution, spread)
 
     def local_noise(self, name: str, distribution: Distribution) -> None:
-        """A ValueError: the outputs of a layer have covariances over inputs."""
+        """Return a ValueError: the outputs of a layer have covariances over inputs."""
         raise ValueError(
             f"local_reparameterization: site '{name}' must have independent elements, got AutoCorrelated"
         )
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
-        """A normal as wide as the units; the guide knows the widths."""
+        """Return a normal as wide as the units; the guide knows the widths."""
         return Normal().distribution(site, loc=loc, scale=scale)
 
 
@@ -132,7 +132,7 @@ class AutoCorrelated(AutoMeanField):
         self.linear_only = False
 
     def default_family(self, name: str, site: PyroSite) -> Family:
-        """A part of the vector, or a factorized normal."""
+        """Return a part of the vector, or a factorized normal."""
         return _Part() if self._is_wanted(name, site) else super().default_family(name, site)
 
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
@@ -261,7 +261,7 @@ class AutoCorrelated(AutoMeanField):
 
     @torch.no_grad()
     def posterior(self) -> dict[str, dist.Distribution]:
-        """The posterior as ``{site: distribution}``, of correlated sites the marginals."""
+        """Return the posterior as ``{site: distribution}``, correlated sites get their marginals."""
         result: dict[str, Any] = super().posterior()
         _, factor, variance = (part.detach().clone() for part in self._moments())
         block = CovarianceBlock(self.correlated, variance, factor=factor)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The three guides: radial, mean-field, and radial and directional."""
+"""Guides with a family for each site: radial, mean-field, and radial and directional."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -88,7 +88,7 @@ class AutoRadial(AutoPerSite):
         self._radial = radial
 
     def default_family(self, name: str, site: PyroSite) -> Family:
-        """A radial normal with the ``event_dim`` of this site."""
+        """Return a radial normal with the ``event_dim`` of this site."""
         wanted = self._event_dim
         if isinstance(wanted, Mapping):
             wanted = wanted.get(name)
@@ -167,7 +167,7 @@ class AutoMeanField(AutoPerSite):
         )
 
     def default_family(self, name: str, site: PyroSite) -> Family:
-        """A factorized normal."""
+        """Return a factorized normal."""
         return Normal()
 
 
@@ -229,7 +229,7 @@ class AutoRadialDirectional(AutoPerSite):
         self._direction: Family = VonMisesFisher(init_mean_cosine, shared_concentration)
 
     def default_family(self, name: str, site: PyroSite) -> Family:
-        """The family for the support of the site: the sphere, or another space."""
+        """Return the family for the support of the site: the sphere, or another space."""
         return self._direction if is_on_sphere(site["fn"].support) else Normal()
 
 

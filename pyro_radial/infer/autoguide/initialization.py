@@ -18,7 +18,7 @@ InitFn = Callable[..., object]
 
 
 def carries_initial_value(site: PyroSite) -> bool:
-    """Whether a site carries its initial value, as the sites of a network do."""
+    """Return whether a site carries its initial value, as the sites of a network do."""
     return "initial_value" in site["infer"]
 
 

@@ -69,7 +69,7 @@ class GraphOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def clipped(self) -> list[Tensor]:
-        """The parameters with gradients to clip."""
+        """Return the parameters with gradients to clip."""
 
 
 Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
@@ -205,12 +205,12 @@ def naming_devices(optimizer: Optimizer) -> Iterator[None]:
 
 
 def clipped_parameters(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters with gradients to clip."""
+    """Return the parameters with gradients to clip."""
     return optimizer.clipped() if isinstance(optimizer, GraphOptimizer) else trained_by(optimizer)
 
 
 def trained_by(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer."""
+    """Return the parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -346,7 +346,7 @@ def check_no_closure(optimizer: Optimizer) -> None:
 
 
 def initial_rates(optimizer: Optimizer) -> list[float | None]:
-    """The learning rate that each group of parameters starts from; None where the optimizer has none."""
+    """Return the learning rate that each group of parameters starts from; None where the optimizer has none."""
     rates = (group.get("initial_lr", group.get("lr")) for group in optimizer.param_groups)
     return [None if rate is None else float(rate) for rate in rates]
 

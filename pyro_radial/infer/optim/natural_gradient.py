@@ -254,7 +254,7 @@ class Pair(NamedTuple):
 
     @classmethod
     def of(cls, name: str, found: LocScaleSite) -> "Pair":
-        """The parameters of a site, with nothing remembered."""
+        """Return the parameters of a site, with nothing remembered."""
         to_scale, per_stddev = (
             transform_to(found.family.scale_constraint),
             found.family.scale_of(found.site, 1.0),
@@ -278,11 +278,11 @@ class Pair(NamedTuple):
         )
 
     def changed_by_steps(self) -> list[Tensor]:
-        """The tensors that a step changes."""
+        """Return the tensors that a step changes."""
         return [self.loc, self.scale, self.average, self.square, self.recent, self.width_square]
 
     def remembered(self) -> dict[str, Tensor]:
-        """The tensors of the optimizer's state."""
+        """Return the tensors of the optimizer's state."""
         return {
             "average": self.average,
             "square": self.square,
@@ -292,7 +292,7 @@ class Pair(NamedTuple):
         }
 
     def _with_present(self, sum_of_rates: float) -> Tensor:
-        """The marks and one of the present widths."""
+        """Return the marks and one of the present widths."""
         log_scale = self.to_scale(self.scale).log().mean()
         return torch.cat(
             [self.marks, torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])[None]]
@@ -462,7 +462,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
         return frozenset(id(tensor) for pair in self._pairs for tensor in (pair.loc, pair.scale))
 
     def _next_rates(self) -> list[Rates]:
-        """The numbers of each site's next step."""
+        """Return the numbers of each site's next step."""
         counts = [
             (state["steps"], state["width_steps"])
             for state in (self.state[pair.loc] for pair in self._pairs)
@@ -472,7 +472,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
         return [by_count[count] for count in counts]
 
     def _rates_after(self, steps: int, width_steps: int) -> Rates:
-        """The numbers of the step after so many steps of means and of widths."""
+        """Return the numbers of the step after so many steps of means and of widths."""
         group = self.param_groups[0]
         share, beta2 = 1.0 - group["beta1"], group["beta2"]
         # The weights of the gradients so far in the averages, as in Adam.
@@ -509,13 +509,13 @@ class NaturalGradientOptimizer(GraphOptimizer):
 
 
 def width_rate(step: int, settling: float) -> float:
-    """The rate of widths in a step, counted from one."""
+    """Return the rate of widths in a step, counted from one."""
     return max(LEAST_WIDTH_RATE, min(MOST_WIDTH_RATE, WIDTH_STEPS / (step + settling)))
 
 
 @lru_cache
 def is_marked(step: int) -> bool:
-    """Whether a step, counted from one, is a power of the eighth root of two, rounded up."""
+    """Return whether a step, counted from one, is a power of the eighth root of two, rounded up."""
     power = int(MARKS_PER_DOUBLING * math.log2(step))
     return step in (
         math.ceil(2.0 ** (near / MARKS_PER_DOUBLING)) for near in (power - 1, power, power + 1)
@@ -523,7 +523,7 @@ def is_marked(step: int) -> bool:
 
 
 def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
-    """The derivative of unconstrained scales by log(scale)."""
+    """Return the derivative of unconstrained scales by log(scale)."""
     return scale * _inverse_slope(to_scale, unconstrained, scale)
 
 
@@ -576,7 +576,7 @@ def _rise_and_fall(step: int, steps: int, rising: int) -> float:
 
 
 def _is_local(site: Any) -> bool:
-    """Whether a site is inside a subsampled plate."""
+    """Return whether a site is inside a subsampled plate."""
     return any((frame.full_size or frame.size) != frame.size for frame in site["cond_indep_stack"])
 
 
@@ -591,7 +591,7 @@ def _known_num_data(model: Any, trace: Any) -> int:
 
 
 def _parameters(*traces: Any) -> dict[str, Tensor]:
-    """The unconstrained parameters in traces by name."""
+    """Return the unconstrained parameters in traces by name."""
     values = {
         n: s["value"] for trace in traces for n, s in trace.nodes.items() if s["type"] == "param"
     }

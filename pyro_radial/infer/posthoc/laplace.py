@@ -78,7 +78,7 @@ class LastLayerLaplace(nn.Module):
         return self.layer.matrix(self.median()).flatten()
 
     def covariance(self) -> Tensor:
-        """The covariance of the last layer's weights, ``[P, P]``."""
+        """Return the covariance of the last layer's weights, ``[P, P]``."""
         mean = self.mean
         factor = self._rotated(torch.eye(len(mean), dtype=mean.dtype, device=mean.device))
         return factor.mT @ factor

@@ -284,7 +284,7 @@ class _NetworkRun:
 
 
 class _ModelRun:
-    """The same by runs of the whole model, replayed with the draw."""
+    """Compute functions by runs of the whole model, replayed with the draw of the guide."""
 
     is_copy = False
 

@@ -237,7 +237,7 @@ class Prediction:
         return values.reshape(levels.shape + values.shape[1:])
 
     def _moment(self, what: str, moment: Callable[[Any], Tensor]) -> Tensor:
-        """A moment of the observations of all draws at each input; targets must be numbers."""
+        """Return a moment of the observations of all draws at each input; targets must be numbers."""
         likelihood = self._require(what)
         return self._by_rows(
             lambda samples, _: moment(
@@ -291,7 +291,7 @@ class Predictions(dict[str, Prediction]):
 
 
 def prediction_of(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) -> Any:
-    """The prediction for samples of a model's function, or one for each output in a dict of samples."""
+    """Return the prediction for samples of a model's function, or one for each output in a dict of samples."""
     if isinstance(samples, Tensor):
         return Prediction(samples, likelihood, dict(noise))
     found = Predictions()
@@ -323,7 +323,7 @@ def _of_numbers(what: str, lacking: str, observation: object) -> Any:
 
 
 def are_identical(draws: Tensor) -> bool:
-    """Whether all slices of a tensor ``[S, ...]`` are the same."""
+    """Return whether all slices of a tensor ``[S, ...]`` are the same."""
     # Mostly two tell, and a comparison of all would take memory.
     return draws[0].equal(draws[-1]) and draws.equal(draws[:1].expand_as(draws))
 

@@ -284,4 +284,4 @@ def _tensors(root: nn.Module) -> dict[str, Tensor]:
 
 
 def _no_change(layer: nn.Module, args: object) -> None:
-    """A hook that does nothing."""
+    """Return a hook that does nothing."""

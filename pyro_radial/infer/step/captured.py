@@ -89,7 +89,7 @@ class CudaGraphs(Device):
 
 
 def device_graphs(device: torch.device) -> Device | None:
-    """The graphs of a device, or None if it has none."""
+    """Return the graphs of a device, or None if it has none."""
     return CudaGraphs(device) if device.type == "cuda" else None
 
 
@@ -127,7 +127,7 @@ class Captured:
         self.outside_because = self._reason()
 
     def is_of(self, call: Call) -> bool:
-        """Whether the graph takes the steps of a call's optimizer."""
+        """Return whether the graph takes the steps of a call's optimizer."""
         return call.optimizer is self._optimizer
 
     def __call__(self, call: Call, leaves: Leaves) -> Evaluation:
@@ -154,7 +154,7 @@ class Captured:
         return self._recording.evaluation(call, _own_results(found), CAPTURED)
 
     def _reason(self) -> str | None:
-        """Why the optimizer's step cannot be in the graph."""
+        """Return why the optimizer's step cannot be in the graph."""
         if self._outside is not None:
             return self._outside
         for name, parameter in self._recording.parameters().items():
@@ -163,7 +163,7 @@ class Captured:
         return None if self._rates is None else self._rates.not_capturable_because()
 
     def _body(self, call: Call) -> Evaluation:
-        """What the graph does."""
+        """Run what the graph does."""
         recording = self._recording
         with torch.no_grad():
             tensors = self._code(*recording.constant_tensors(), *self._inputs)
@@ -202,7 +202,7 @@ class Captured:
             self._rates.write()
 
     def _holds(self, call: Call) -> bool:
-        """Whether the graph is still right."""
+        """Return whether the graph is still right."""
         now = map(dict.get, self._holders, self._names)
         return all(map(is_, now, self._held)) and self._fixed == self._fixed_now(call)
 
@@ -218,7 +218,7 @@ class Captured:
                     self._names.append(name)
 
     def _fixed_now(self, call: Call) -> Any:
-        """What the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
+        """Return what the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
         places = addresses([*self._recording.constant_tensors(), *self._inputs, *self._held])
         hooks = any(map(post_accumulate_hooks, self._recording.parameters().values()))
         if self.outside_because is not None:
@@ -240,7 +240,7 @@ class Rates:
         self._written: list[float] = []
 
     def not_capturable_because(self) -> str | None:
-        """Why a graph cannot take a step of the optimizer."""
+        """Return why a graph cannot take a step of the optimizer."""
         optimizer, name = self._optimizer, type(self._optimizer).__name__
         if has_step_hooks(optimizer):
             return f"{name} has hooks at its steps"
@@ -299,6 +299,6 @@ class Rates:
 
 
 def _own_results(found: Evaluation) -> Evaluation:
-    """What the graph gave, with the numbers that are handed on in memory of their own."""
+    """Return what the graph gave, with the numbers that are handed on in memory of their own."""
     summary = None if found.summary is None else found.summary.clone()
     return found._replace(loss=found.loss.clone(), summary=summary)

@@ -59,7 +59,7 @@ def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any])
 
 
 def has_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
-    """Whether :func:`compiled` has code for such a graph."""
+    """Return whether :func:`compiled` has code for such a graph."""
     return _key(graph, inputs, options) in _kept
 
 
@@ -81,7 +81,7 @@ def _checked_code(
     changed = ChangedTensors()
 
     def results(code: GraphFunction) -> list[Tensor]:
-        """What code returns, and what it makes of the tensors that the graph changes."""
+        """Return what code returns, and what it makes of the tensors that the graph changes."""
         with torch.random.fork_rng(devices):
             found = [
                 tensor.clone()
@@ -107,7 +107,7 @@ def _checked_code(
 
 
 def agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], most: float) -> bool:
-    """Whether results differ by rounding alone; one that is small beside the others may be nothing else.
+    """Return whether results differ by rounding alone; one that is small beside the others may be nothing else.
 
     :param most: the largest norm of a difference, relative to that of the result.
     """

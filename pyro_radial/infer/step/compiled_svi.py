@@ -154,7 +154,7 @@ class CompiledSVI:
         return as_number(evaluation.loss)
 
     def _call(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Call:
-        """What to evaluate, for the present loss."""
+        """Return what to evaluate, for the present loss."""
         loss = self.loss
         if self._loss_and_grads is not None:
             loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)
@@ -171,7 +171,7 @@ class CompiledSVI:
         return self._latest
 
     def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
-        """The error for the first of these steps with a loss that was not finite, found by repeating them."""
+        """Return the error for the first of these steps with a loss that was not finite, found by repeating them."""
         parameters = {} if self._latest is None else self._latest.parameters
         for number, step in enumerate(steps, self._steps + 1 - len(steps)):
             if found := _parts(step, parameters):
@@ -180,7 +180,7 @@ class CompiledSVI:
 
 
 def _parts(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
-    """What is not finite in a step, by name."""
+    """Return what is not finite in a step, by name."""
     with torch.random.fork_rng():
         for call in step.calls:
             step.noise.restore()

@@ -105,7 +105,7 @@ class Evaluation(NamedTuple):
     attached: bool = False
 
     def with_gradients(self) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter that the loss depends on, with its gradient after hooks."""
+        """Return each parameter that the loss depends on, with its gradient after hooks."""
         pairs = zip(self.parameters.values(), self.gradients, strict=True)
         found = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
         if self.hooked:
@@ -192,7 +192,7 @@ def is_differentiable(loss: Any) -> bool:
 
 
 def _has_own_gradients(loss: Any) -> bool:
-    """Whether ``loss_and_grads`` is overridden, and ``differentiable_loss`` is not."""
+    """Return whether ``loss_and_grads`` is overridden, and ``differentiable_loss`` is not."""
     for names in (vars(loss), *map(vars, type(loss).__mro__)):
         if "differentiable_loss" in names or "loss_and_grads" in names:
             return "differentiable_loss" not in names
@@ -200,7 +200,7 @@ def _has_own_gradients(loss: Any) -> bool:
 
 
 def has_terms(loss: Any) -> bool:
-    """Whether a loss is a ``TermsELBO`` that computes its value as that class does."""
+    """Return whether a loss is a ``TermsELBO`` that computes its value as that class does."""
     own = getattr(type(loss), "differentiable_loss", None)
     return (
         isinstance(loss, TermsELBO)
@@ -210,7 +210,7 @@ def has_terms(loss: Any) -> bool:
 
 
 def _value(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
-    """The loss as a tensor, and its terms, if it has any."""
+    """Return the loss as a tensor, and its terms, if it has any."""
     loss, model, guide, args, kwargs = call[:5]
     if has_terms(loss):
         with torch.set_grad_enabled(call.gradients):
@@ -228,7 +228,7 @@ def _value(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
 
 
 def _summary(terms: LossTerms) -> Tensor:
-    """The numbers of a training's record."""
+    """Return the numbers of a training's record."""
     each = terms if terms.num_data is None else terms.per_datum()
     return torch.stack([each.loss, each.negative_log_likelihood, each.kl]).detach()
 
@@ -260,7 +260,7 @@ def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 
 def _trained(trace: Trace) -> dict[str, Tensor]:
-    """The parameters in a trace, as Pyro's optimizers see them: each once, by its first name."""
+    """Return the parameters in a trace, as Pyro's optimizers see them: each once, by its first name."""
     found: dict[int, tuple[str, Tensor]] = {}
     for name, site in dict[str, Any](trace.nodes).items():
         value = site["value"]
@@ -271,7 +271,7 @@ def _trained(trace: Trace) -> dict[str, Tensor]:
 
 
 def _leaves(value: Tensor) -> list[Tensor]:
-    """The tensors that the gradient of a value goes to."""
+    """Return the tensors that the gradient of a value goes to."""
     nodes: list[Any] = [value.grad_fn]
     seen = set(nodes)
     for node in nodes:
@@ -282,7 +282,7 @@ def _leaves(value: Tensor) -> list[Tensor]:
 
 
 def _constrained(trace: Trace) -> dict[int, Tensor]:
-    """The values of constrained parameters, by the id of the unconstrained one."""
+    """Return the values of constrained parameters, by the id of the unconstrained one."""
     values = [site["value"] for site in dict[str, Any](trace.nodes).values()]
     return {
         id(value.unconstrained()): value.detach()

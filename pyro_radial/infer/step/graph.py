@@ -74,7 +74,7 @@ class Guards(NamedTuple):
     expected: list[Tensor]
 
     def hold(self, arguments: Sequence[Tensor]) -> bool:
-        """Whether the values are the same for these arguments."""
+        """Return whether the values are the same for these arguments."""
         inputs = [arguments[place] if isinstance(place, int) else place for place in self.inputs]
         return all(map(torch.equal, self.module(*inputs), self.expected))
 
@@ -94,7 +94,7 @@ class Graph(NamedTuple):
     guards: Guards | None
 
     def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
-        """The tree with these tensors, or with ``Tensor`` in their places."""
+        """Return the tree with these tensors, or with ``Tensor`` in their places."""
         found = repeat(Tensor) if tensors is None else iter(tensors)
         return tree_unflatten(
             [next(found) if leaf is Tensor else leaf for leaf in self.leaves], self.tree
@@ -237,7 +237,7 @@ class _HostReads(TorchDispatchMode):
         return function(*args, **kwargs)
 
     def _numbers(self, index: Tensor | None) -> Sequence[Tensor | None]:
-        """An index, or the places of a mask, which have a shape of their own."""
+        """Return an index, or the places of a mask, which have a shape of their own."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         self.reads(index, SHAPE_READ)
@@ -332,7 +332,7 @@ def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
 
 
 def _changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that an operation changes; kernels of batch norm change statistics without saying so."""
+    """Return the tensors that an operation changes; kernels of batch norm change statistics without saying so."""
     changed = list(args[3:5]) if "batch_norm" in str(func) and "backward" not in str(func) else []
     if func._schema.is_mutable:
         for place, argument in enumerate(func._schema.arguments):
@@ -435,7 +435,7 @@ def _with_literals_on(
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a node only computes, and nothing writes into its result."""
+    """Return whether a node only computes, and nothing writes into its result."""
     targets: list[Any] = [node.target, *(user.target for user in node.users)]
     if any(
         getattr(target, "_schema", None) is None or target._schema.is_mutable for target in targets

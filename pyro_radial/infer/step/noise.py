@@ -104,7 +104,7 @@ def _is_random(node: Node) -> bool:
 
 
 def _source(node: Node) -> Source | None:
-    """What a node draws, or None if that depends on values."""
+    """Return what a node draws, or None if that depends on values."""
     target: Any = node.target
     args, kwargs = (
         node.args,
@@ -142,7 +142,7 @@ def _source(node: Node) -> Source | None:
 
 
 def _is_empty(node: Any) -> bool:
-    """Whether a node is memory that nothing else reads."""
+    """Return whether a node is memory that nothing else reads."""
     while isinstance(node, Node) and len(node.users) == 1:
         if node.target in EMPTY:
             return True
@@ -151,7 +151,7 @@ def _is_empty(node: Any) -> bool:
 
 
 def _filled(target: Any, like: Tensor, args: Any, kwargs: Any) -> Tensor:
-    """What an operation draws into new memory of the same kind."""
+    """Return what an operation draws into new memory of the same kind."""
     memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     result: Tensor = target(memory, *args, **kwargs)
     return result

@@ -86,7 +86,7 @@ class UncapturableError(Exception):
 
 
 def described(tensor: Tensor) -> tuple[Any, ...]:
-    """The properties of a tensor that compiled code depends on."""
+    """Return the properties of a tensor that compiled code depends on."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
@@ -119,7 +119,7 @@ class Code:
         self.names, self.users_names = _names(self.ran), _names(self.users)
 
     def line_of(self, path: str) -> str:
-        """The user's line that stores the last name in a path, else the first line with it, in parentheses."""
+        """Return the user's line that stores the last name in a path, else the first line with it, in parentheses."""
         names = re.findall(r"\w+", path)[::-1]
         found = (
             (
@@ -138,12 +138,12 @@ class Code:
 
 
 def line(file: str, number: int | None) -> str:
-    """A line of a file, in words."""
+    """Return a line of a file, in words."""
     return f"{Path(file).name}, line {number}"
 
 
 def is_library(module: Any) -> bool:
-    """Whether a module of this name is not the user's."""
+    """Return whether a module of this name is not the user's."""
     # Named tuples are made in modules of their own.
     return isinstance(module, str) and (
         module.partition(".")[0] in LIBRARIES or module.startswith("namedtuple_")
@@ -151,7 +151,7 @@ def is_library(module: Any) -> bool:
 
 
 def _names(codes: Iterable[CodeType]) -> frozenset[str]:
-    """All names and short strings in code, also in that of functions inside."""
+    """Return all names and short strings in code, also in that of functions inside."""
     found: set[str] = set()
     waiting: list[Any] = list(codes)
     for thing in waiting:
@@ -175,7 +175,7 @@ class Place(NamedTuple):
     users: bool
 
     def now(self) -> Any:
-        """The present value."""
+        """Return the present value."""
         try:
             return self.read(self.holder, self.key)
         except ABSENT:
@@ -226,7 +226,7 @@ class State:
         self._flatten()
 
     def holds(self) -> bool:
-        """Whether all is as it was, apart from tensors that were replaced by their like."""
+        """Return whether all is as it was, apart from tensors that were replaced by their like."""
         with DisableTorchFunctionSubclass():
             return self._is_as_it_was() or self._is_alike()
 
@@ -254,7 +254,7 @@ class State:
         return True
 
     def changes(self, *, replaced: bool = False) -> list[tuple[str, bool]]:
-        """What has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
+        """Return what has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
         found = []
         now_at: dict[int, Any] = {}
         with DisableTorchFunctionSubclass():
@@ -280,7 +280,7 @@ class State:
         return found
 
     def changed_numbers(self) -> list[str]:
-        """The paths of Python numbers that have changed."""
+        """Return the paths of Python numbers that have changed."""
         pairs = [
             (place, value, place.now())
             for place, value in zip(self.places, self.values, strict=True)
@@ -464,7 +464,7 @@ class State:
 
 
 def _globals_in(code: CodeType) -> Iterator[str]:
-    """The names of global variables in code, also in that of functions inside."""
+    """Return the names of global variables in code, also in that of functions inside."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
             yield instruction.argval
@@ -473,7 +473,7 @@ def _globals_in(code: CodeType) -> Iterator[str]:
 
 
 def _equal(value: Any, now: Any) -> bool:
-    """Whether two values are one, or immutable and equal."""
+    """Return whether two values are one, or immutable and equal."""
     if value is now:
         return True
     if type(value) is not type(now) or not isinstance(value, (*PLAIN, tuple, frozenset)):
@@ -484,7 +484,7 @@ def _equal(value: Any, now: Any) -> bool:
 
 
 def _content(thing: Any, _: None) -> Any:
-    """A copy of what is in a set, an array or a tensor."""
+    """Return a copy of what is in a set, an array or a tensor."""
     if isinstance(thing, Tensor):
         return thing.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(thing, np.ndarray):

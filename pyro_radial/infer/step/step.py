@@ -105,7 +105,7 @@ class FiniteCheck:
 
 
 def _usual(step: Step, device: torch.device) -> int:
-    """The number of steps between looks."""
+    """Return the number of steps between looks."""
     if device.type == "cpu":
         return 1
     leaves = tree_leaves([call.args for call in step.calls])

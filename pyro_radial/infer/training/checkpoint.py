@@ -153,7 +153,7 @@ class Checkpoint:
         return self.path.with_name(f".{self.path.name}.lock")
 
     def _acquire(self) -> int:
-        """The descriptor of the locked file at the lock's path."""
+        """Return the descriptor of the locked file at the lock's path."""
         lock = self._lock_path
         while True:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -213,7 +213,7 @@ def differences(
 
 
 def entry_kinds(state_dict: Mapping[str, Any]) -> dict[str, str]:
-    """The shape and dtype of each entry, as text."""
+    """Return the shape and dtype of each entry, as text."""
     return {
         name: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else "not a tensor"
         for name, value in state_dict.items()

@@ -207,7 +207,7 @@ def _check_one_process() -> None:
 def _read(
     model: Any, guide: Any, data: Any, validation: Any, num_data: int | None
 ) -> tuple[Rows, Rows | None]:
-    """The rows to train and to validate on; tells the likelihood how many there are."""
+    """Return the rows to train and to validate on; tells the likelihood how many there are."""
     dtype = dtype_of(guide, model)
     rows = Rows(data, "data", dtype)
     held_out = None if validation is None else Rows(validation, "validation", dtype)
@@ -239,7 +239,7 @@ def _check(
 
 
 def _takes_two(model: Any) -> bool:
-    """Whether a model can be called with inputs and targets, as far as its signature shows."""
+    """Return whether a model can be called with inputs and targets, as far as its signature shows."""
     try:
         inspect.signature(getattr(model, "forward", model)).bind(None, None)
     except (TypeError, ValueError) as error:

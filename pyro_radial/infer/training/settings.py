@@ -170,7 +170,7 @@ def _prior(model: Any, guide: nn.Module, batch: tuple[Any, Any]) -> Settings:
 
 
 def _parts(value: Any) -> Mapping[str, Any]:
-    """The parts of an object by name."""
+    """Return the parts of an object by name."""
     if isinstance(value, Mapping):
         return {str(name): part for name, part in value.items()}
     if isinstance(value, tuple | list):

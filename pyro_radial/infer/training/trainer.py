@@ -132,7 +132,7 @@ class Trainer:
         self._check.look(self.optimizer)
 
     def _call(self, loss: TermsELBO, part: tuple[Any, Any], share: float) -> Call:
-        """The evaluation of a part of a batch in the next step."""
+        """Return the evaluation of a part of a batch in the next step."""
         weight = loss.weight_at(self.steps_done) if has_terms(loss) else 1.0
         call = Call(
             loss, self._run, self.guide, part, {}, also=self.parameters, weight=weight, share=share
@@ -173,7 +173,7 @@ class Trainer:
             self._check_terms(evaluation.terms)
 
     def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
-        """The error for the first of these steps with a loss that is not finite, found by repeating them."""
+        """Return the error for the first of these steps with a loss that is not finite, found by repeating them."""
         for number, step in enumerate(steps, self.steps_done + 1 - len(steps)):
             if found := self._parts_not_finite(step):
                 return not_finite_error(found, number)
@@ -192,7 +192,7 @@ class Trainer:
         return []
 
     def modules(self) -> dict[str, State]:
-        """The state of the guide, of the model, and of parameters outside both."""
+        """Return the state of the guide, of the model, and of parameters outside both."""
         model = self.model.state_dict() if isinstance(self.model, nn.Module) else {}
         # By position, because names in Pyro's store count the instances that a process has made.
         loose: State = {str(position): value for position, value in enumerate(self._loose.values())}
@@ -217,7 +217,7 @@ class Trainer:
             checkpoint.check_entries("model" if role == "loose" else role, state[role], entries)
 
     def state_dict(self) -> State:
-        """The state of everything that a step changes, except random numbers."""
+        """Return the state of everything that a step changes, except random numbers."""
         return {
             **self.copy_of_modules(),
             "optimizer": self.optimizer.state_dict(),
@@ -237,7 +237,7 @@ class Trainer:
         self.steps_done = state["steps_done"]
 
     def loss_state(self) -> State:
-        """The state of the loss, such as measurement points."""
+        """Return the state of the loss, such as measurement points."""
         return states(self._loss_parts)
 
     @property
@@ -248,7 +248,7 @@ class Trainer:
         }
 
     def module_parameters(self) -> dict[str, Tensor]:
-        """The parameters of the guide, the model and the loss, by name."""
+        """Return the parameters of the guide, the model and the loss, by name."""
         return dict(self.loss(self.model, self.guide).named_parameters())  # type: ignore[arg-type]
 
 
@@ -283,5 +283,5 @@ def _make_parameters(
 
 
 def mean_only_if(wanted: bool) -> AbstractContextManager[Any]:
-    """The handler of a step."""
+    """Return the handler of a step."""
     return mean_only() if wanted else nullcontext()

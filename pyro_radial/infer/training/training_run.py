@@ -211,7 +211,7 @@ class TrainingRun:
         return self.callback is not None and bool(self.callback(dict(record)))
 
     def _checked_rows(self, model: Callable[..., Any]) -> Any:
-        """The first rows, once the targets of all rows are known to fit."""
+        """Return the first rows, once the targets of all rows are known to fit."""
         with seeded(SET_UP + self.batches.seed, self.batches.device):
             first = self.batches.first_rows()
             check = target_check(model, first[0])
@@ -249,7 +249,7 @@ class TrainingRun:
             self.scheduler.step()
 
     def _validate(self, validation: Rows) -> float:
-        """The negative log predictive density per datum; leaves the training's own noise alone."""
+        """Return the negative log predictive density per datum; leaves the training's own noise alone."""
         x, y = validation.all()
         trainer = self.trainer
         site = getattr(trainer.loss, "function_site", FUNCTION_SITE)
@@ -321,7 +321,7 @@ class TrainingRun:
 
 
 def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | None:
-    """A check of any number of targets of a :class:`~pyro_radial.SupervisedModel`, or None for another model."""
+    """Return a check of any number of targets of a :class:`~pyro_radial.SupervisedModel`, or None for another model."""
     network = find_network(model)
     if network is None or network.likelihood is None:
         return None
@@ -341,7 +341,7 @@ def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | N
 
 
 def way_of(options: FitOptions, device: torch.device, steps: int) -> str:
-    """How to run a training of so many steps."""
+    """Return how to run a training of so many steps."""
     if options.compile is not None:
         return COMPILED if options.compile else AS_IT_IS
     if device.type != "cuda" or steps < STEPS_TO_CAPTURE or options.autocast is torch.float16:
@@ -350,14 +350,14 @@ def way_of(options: FitOptions, device: torch.device, steps: int) -> str:
 
 
 def _is_point(guide: nn.Module) -> bool:
-    """Whether all draws are alike."""
+    """Return whether all draws are alike."""
     return isinstance(guide, AutoPerSite) and all(
         family.is_point for family in guide.chosen_families().values()
     )
 
 
 def _made(scheduler: Any, optimizer: Any, interval: str) -> Any:
-    """A scheduler of an optimizer's learning rates, or None."""
+    """Return a scheduler of an optimizer's learning rates, or None."""
     if scheduler is None:
         return None
     if isinstance(scheduler, PyroLRScheduler):

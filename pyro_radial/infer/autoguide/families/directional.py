@@ -37,7 +37,7 @@ class Directional(Family):
         self.shared_concentration = check_flag("shared_concentration", shared_concentration)
 
     def concentration_at(self, mean_cosine: Any, size: int) -> Any:
-        """The concentration with this mean cosine, a number or a tensor, in ``size`` dimensions."""
+        """Return the concentration with this mean cosine, a number or a tensor, in ``size`` dimensions."""
         raise NotImplementedError(
             f"{type(self).__name__} must define concentration_at(mean_cosine, size)"
         )
@@ -51,14 +51,14 @@ class Directional(Family):
             )
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The direction, and the concentration with the initial mean cosine."""
+        """Return the direction, and the concentration with the initial mean cosine."""
         concentration = self.concentration_at(self.init_mean_cosine, value.shape[-1])
         return self._parameters(site, value, torch.full_like(value[..., 0], concentration))
 
     def initial_at(
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
-        """The mean direction and concentration of a rotationally symmetric distribution.
+        """Return the mean direction and concentration of a rotationally symmetric distribution.
 
         A distribution of another kind gives the concentration with its mean cosine.
         """
@@ -92,16 +92,16 @@ class Directional(Family):
         }
 
     def distribution(self, site: Site, *, loc: Tensor, concentration: Tensor) -> TorchDistribution:  # type: ignore[override]
-        """The distribution of each direction, with the site's event dimensions."""
+        """Return the distribution of each direction, with the site's event dimensions."""
         directions = self.kind(normalize(loc, dim=-1), concentration, validate_args=False)
         return directions.to_event(site.event_dim - 1)
 
     def center(self, site: Site, *, loc: Tensor, concentration: Tensor) -> Tensor:  # type: ignore[override]
-        """The mean direction."""
+        """Return the mean direction."""
         return normalize(loc, dim=-1)
 
     def spread(self, *, loc: Tensor, concentration: Tensor) -> Tensor:  # type: ignore[override]
-        """The concentration."""
+        """Return the concentration."""
         return concentration
 
 
@@ -133,5 +133,5 @@ class VonMisesFisher(Directional):
     kind = VonMisesFisherStable
 
     def concentration_at(self, mean_cosine: Any, size: int) -> Any:
-        """The formula above, an approximation that is worst in few dimensions."""
+        """Return the formula above, an approximation that is worst in few dimensions."""
         return mean_cosine * (size - mean_cosine**2) / (1.0 - mean_cosine**2)

@@ -63,7 +63,7 @@ class Site:
         return cls(name, unconstrained.shape, event_dim, init_stddev, transform), unconstrained
 
     def is_decreasing(self) -> bool:
-        """Whether the transform reverses the order of values.
+        """Return whether the transform reverses the order of values.
 
         :raises ValueError: naming the site, if the transform mixes elements.
         """
@@ -106,7 +106,7 @@ class Family:
     is_point = False
 
     def transform(self, site: PyroSite) -> Transform | None:
-        """The map from the distribution's space to the support of a Pyro site; None if they are equal.
+        """Return the map from the distribution's space to the support of a Pyro site; None if they are equal.
 
         :raises ValueError: naming the site and its support, if the family does not fit.
         """
@@ -123,13 +123,13 @@ class Family:
             return biject_to(support)
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The parameters of a site that starts at ``value``, ``[*site.shape]``; each tensor a copy."""
+        """Return the parameters of a site that starts at ``value``, ``[*site.shape]``; each tensor a copy."""
         raise NotImplementedError(f"{type(self).__name__} must define initial(site, value)")
 
     def initial_at(
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
-        """The parameters of a site that starts at a distribution on its support.
+        """Return the parameters of a site that starts at a distribution on its support.
 
         :param Tensor value: the start without the distribution; gives shape, dtype and device.
         :param distribution: a distribution, such as the posterior of an earlier task.
@@ -139,21 +139,21 @@ class Family:
         return self.initial(site, value)
 
     def distribution(self, site: Site, **parameters: Tensor) -> TorchDistribution:
-        """The posterior in the space of ``Site.shape``, from the parameters that :meth:`initial` names."""
+        """Return the posterior in the space of ``Site.shape``, from the parameters that :meth:`initial` names."""
         raise NotImplementedError(f"{type(self).__name__} must define distribution(site, ...)")
 
     def guide_distribution(self, site: Site, **parameters: Tensor) -> TorchDistribution:
-        """The distribution to sample from in a guide, if it is evaluated differently from the posterior."""
+        """Return the distribution to sample from in a guide, if it is evaluated differently from the posterior."""
         return self.distribution(site, **parameters)
 
     def on_support(self, site: Site, distribution: Distribution) -> TorchDistribution:
-        """The distribution on the support of a site with a transform."""
+        """Return the distribution on the support of a site with a transform."""
         assert site.transform is not None
         # The cache makes the inverse of a sample exact, where rounding would move it.
         return Transformed(distribution, [site.transform.with_cache()], validate_args=False)
 
     def local_noise(self, name: str, distribution: Distribution) -> UnitNoise | None:
-        """The noise of a network's weights for :func:`~pyro_radial.poutine.local_reparameterization`.
+        """Return the noise of a network's weights for :func:`~pyro_radial.poutine.local_reparameterization`.
 
         :param str name: the name of the site.
         :param distribution: the posterior on the site's support.
@@ -170,7 +170,7 @@ class Family:
         return noise
 
     def center(self, site: Site, **parameters: Tensor) -> Tensor:
-        """The median of each element, ``[*site.shape]``."""
+        """Return the median of each element, ``[*site.shape]``."""
         return parameters["loc"]
 
     def quantiles(self, site: Site, levels: Sequence[float], **parameters: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Family:
         )
 
     def spread(self, **parameters: Tensor) -> Tensor | None:
-        """The width of the posterior, which shows whether training moved it; None for a point."""
+        """Return the width of the posterior, which shows whether training moved it; None for a point."""
         return parameters.get("scale")
 
 
@@ -206,15 +206,15 @@ class LocScale(Family):
         )
 
     def scale_of(self, site: Site, stddev: Any) -> Any:
-        """The scale with this marginal standard deviation."""
+        """Return the scale with this marginal standard deviation."""
         return stddev
 
     def initial_scale(self, site: Site) -> float:
-        """The initial scale of every element."""
+        """Return the initial scale of every element."""
         return self.scale_of(site, self.init_stddev or site.init_stddev)
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The value, and one scale for all elements."""
+        """Return the value, and one scale for all elements."""
         return self._parameters(
             site, value.clone(), torch.full_like(value, self.initial_scale(site))
         )
@@ -245,7 +245,7 @@ class LocScale(Family):
 
 
 def expanded_mean(site: Site, mean: Tensor) -> Tensor:
-    """The mean at a site's full size, or an error that names the site."""
+    """Return the mean at a site's full size, or an error that names the site."""
     try:
         return mean.expand(site.shape)
     except RuntimeError:
@@ -260,7 +260,7 @@ Families = Mapping[str, Family] | Callable[[str, PyroSite], Family | None]
 
 
 def choose_families(wanted: Families | None, sites: Mapping[str, PyroSite]) -> dict[str, Family]:
-    """The user's families by site; sites without a wish are left out.
+    """Return the user's families by site; sites without a wish are left out.
 
     :param wanted: a mapping from site names, or regular expressions searched in them, to families; a name goes before a
         pattern. Or a function of a site's name and the site that returns a family or None.

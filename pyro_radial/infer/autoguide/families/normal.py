@@ -43,7 +43,7 @@ class Normal(LocScale):
     def quantiles(  # type: ignore[override]
         self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor
     ) -> Tensor:
-        """The quantiles of each element's normal."""
+        """Return the quantiles of each element's normal."""
         probabilities = torch.tensor(levels, dtype=loc.dtype, device=loc.device)
         return dist.Normal(loc, scale).icdf(probabilities.reshape(-1, *(1,) * loc.dim()))
 
@@ -81,30 +81,30 @@ class Delta(Family):
     is_point = True
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The value."""
+        """Return the value."""
         return {"loc": PyroParam(value.clone(), constraints.real, site.event_dim)}
 
     def initial_at(
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
-        """The mean of the distribution in unconstrained space, if it is known."""
+        """Return the mean of the distribution in unconstrained space, if it is known."""
         mean, _ = moments(distribution, site.transform)
         return self.initial(site, value if mean is None else expanded_mean(site, mean).to(value))
 
     def distribution(self, site: Site, *, loc: Tensor) -> TorchDistribution:  # type: ignore[override]
-        """A ``Delta`` at ``loc``."""
+        """Return a ``Delta`` at ``loc``."""
         return dist.Delta(loc, event_dim=site.event_dim)
 
     def on_support(self, site: Site, distribution: Distribution) -> TorchDistribution:
-        """A ``Delta`` at the transformed value, with no Jacobian."""
+        """Return a ``Delta`` at the transformed value, with no Jacobian."""
         assert site.transform is not None
         value = site.transform(distribution.mean)
         # A transform may change the number of event dimensions, as the one of a covariance does.
         return dist.Delta(value, event_dim=site.event_dim + value.dim() - distribution.mean.dim())
 
     def local_noise(self, name: str, distribution: Distribution) -> None:
-        """A point has no noise."""
+        """Return None, because a point has no noise."""
 
     def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor) -> Tensor:  # type: ignore[override]
-        """The value, at every level."""
+        """Return the value, at every level."""
         return loc.expand(len(levels), *loc.shape)

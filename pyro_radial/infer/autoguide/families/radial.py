@@ -68,7 +68,7 @@ class Radial(LocScale):
         self.event_dim = optional(non_negative_integer, "event_dim", event_dim)
 
     def radius_dim(self, site: Site) -> int:
-        """The number of a site's last dimensions that share one radius."""
+        """Return the number of a site's last dimensions that share one radius."""
         return site.event_dim if self.event_dim is None else min(self.event_dim, site.event_dim)
 
     def elements_per_radius(self, site: Site) -> int:
@@ -80,7 +80,7 @@ class Radial(LocScale):
         return stddev * math.sqrt(self.elements_per_radius(site))
 
     def initial_scale(self, site: Site) -> float:
-        """The paper's sigma, if it is given."""
+        """Return the paper's sigma, if it is given."""
         return super().initial_scale(site) if self.init_scale is None else self.init_scale
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
@@ -88,7 +88,7 @@ class Radial(LocScale):
         return self._make(RadialNormal, site, loc, scale)
 
     def guide_distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
-        """The same with a finite density at ``loc``."""
+        """Return the same with a finite density at ``loc``."""
         return self._make(GuideRadialNormal, site, loc, scale)
 
     def _make(
@@ -103,5 +103,5 @@ class Radial(LocScale):
     def quantiles(  # type: ignore[override]
         self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor
     ) -> Tensor:
-        """The quantiles of each element's marginal, which is not normal for D >= 2."""
+        """Return the quantiles of each element's marginal, which is not normal for D >= 2."""
         return RadialNormal(loc, scale, self.radius_dim(site)).marginal_quantiles(levels)
