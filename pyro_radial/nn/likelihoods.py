@@ -227,7 +227,7 @@ class Categorical(Likelihood):
     ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are always the last dim: for
     many labels per point, as with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
-    :param int num_data: as of :class:`Likelihood`.
+    :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`; the classes count as one dim.
 
     Example::
@@ -294,7 +294,7 @@ class MaskedCategorical(Categorical):
     ``f`` is ``[B, T, K]`` and ``y`` is ``[B, T]``. The number of data counts rows, so the loss is that of whole texts.
     Predictions know no targets: their entropy and mutual information are sums over all T labels.
 
-    :param int num_data: as of :class:`Likelihood`.
+    :param int num_data: see :class:`Likelihood`.
     :param int event_dim: as of :class:`Categorical`.
 
     Example::
@@ -324,7 +324,7 @@ class _MaskedCategorical(dist.Categorical):
 class Bernoulli(Likelihood):
     r"""Zero or one, independently for each output: ``y`` is one with probability ``sigmoid(f)``.
 
-    :param int num_data: as of :class:`Likelihood`.
+    :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`.
 
     Example::
@@ -365,7 +365,7 @@ class Gaussian(Likelihood):
     example under the ``Gamma(6, 6)`` of Hernández-Lobato and Adams (2015), "Probabilistic Backpropagation". The
     deterministic site ``"noise_scale"`` records it, in the units of ``y``.
 
-    :param int num_data: as of :class:`Likelihood`.
+    :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`.
     :param float scale: the noise's standard deviation, or its first value; 1 by default.
     :param bool learn_scale: whether to train it.
@@ -474,7 +474,7 @@ class HeteroscedasticGaussian(Likelihood):
     The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor bounds the
     density at points that the network fits exactly.
 
-    :param int num_data: as of :class:`Likelihood`.
+    :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`; at least 1.
     :param float floor: the least standard deviation, in the units of ``y``.
 
@@ -520,7 +520,7 @@ class HeteroscedasticGaussian(Likelihood):
 class Poisson(Likelihood):
     r"""Counts, independently for each output: :math:`y \sim \mathrm{Poisson}(\exp f)`.
 
-    :param int num_data: as of :class:`Likelihood`.
+    :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`.
 
     Example::
