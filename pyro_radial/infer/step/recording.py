@@ -138,9 +138,9 @@ class Recording:
 
     graph: Graph
     state: State
-    #: The positions of numbers among the leaves of the arguments, and their places in the state.
+    #: The positions of numbers among the leaves of the arguments, and their places in the state with their types.
     positions: Sequence[int]
-    places: Sequence[Place]
+    places: Sequence[tuple[Place, type]]
     device: torch.device
     dtype: torch.dtype
     stored: Mapping[str, Tensor]
@@ -175,7 +175,7 @@ class Recording:
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """The weight of the KL and the other numbers of a call."""
         given = [leaves.values[position] for position in self.positions]
-        return [float(call.weight), *given, *(place.now() for place in self.places)]
+        return [float(call.weight), *given, *(place.now() for place, _ in self.places)]
 
     def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
         """The inputs of the graph, besides its constants."""
@@ -187,7 +187,8 @@ class Recording:
         """Whether the program and the shapes of its tensors are unchanged, and what it reads of its arguments."""
         if stored_parameters() is not self.stored or not self.state.holds():
             return False
-        return all(is_number(place.now()) for place in self.places) and self._guards_hold(leaves)
+        same_types = all(type(place.now()) is kind for place, kind in self.places)
+        return same_types and self._guards_hold(leaves)
 
     def _guards_hold(self, leaves: Leaves) -> bool:
         """Whether what it reads of its arguments is unchanged; the same arguments are not looked at again."""
@@ -342,8 +343,9 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
     call, before = program.call, _state(program, code)
     if before.refusal is not None:
         raise UnreadableStateError(before.refusal)
-    positions = sorted(numbers.positions)
-    places = [place for place in before.places if place.path in numbers.paths]
+    values = program.leaves.values
+    positions = [number for number in sorted(numbers.positions) if is_number(values[number])]
+    places = [p for p in before.places if p.path in numbers.paths and is_number(p.now())]
     graphs, ignored, noise = [], set(UNREAD), TorchNoise.now()
     for seed in (0, 1):
         try:
@@ -363,14 +365,15 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
         ignored |= {path for path, _ in changes}
     (graph, found), (again, _) = graphs
     _check_alike(graph, again)
-    ignored |= numbers.paths
+    ignored |= {place.path for place in places}
     state = State(before.roots, code, _holders(call, found), ignored, graph.read)
     number = {id(tensor): place for place, tensor in enumerate(state.tensors)}
     constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
     named = {name: number[id(value)] for name, value in found.items()}
     device, dtype = _device(call, found.values()), dtype_of(call.guide, call.model)
+    typed = [(place, type(place.now())) for place in places]
     return Recording(
-        graph, state, positions, places, device, dtype, stored_parameters(), named, constants
+        graph, state, positions, typed, device, dtype, stored_parameters(), named, constants
     )
 
 

@@ -158,6 +158,24 @@ def test_a_read_of_an_argument_that_no_operation_shows_is_a_guard(name):
     check(model, calls, num_graphs=3)
 
 
+def test_a_number_that_is_something_else_for_a_while_is_seen():
+    def model(x, noise, holder=[1.0]):  # noqa: B006
+        factor = 1.0 if holder[0] is None else holder[0]
+        regression(x, noise=factor * (2.0 if noise is None else noise))
+
+    values = [1.0, 2.0, None, 3.0, 1, 2, 1.5, None, 2.5, 3, 0.5, 1]
+
+    def calls():
+        for value, other in zip(values, reversed(values), strict=True):
+            model.__defaults__[0][0] = other
+            yield (X, value), {}
+
+    expected, _ = losses_of(SVI, model, AutoMeanField, (X, 1.0), calls())
+    losses, svi = losses_of(CompiledSVI, model, AutoMeanField, (X, 1.0), calls(), compile=False)
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0.0)
+    assert svi.eager_because == []
+
+
 class Choice(enum.Enum):
     FIRST, SECOND = 0, 1
 
