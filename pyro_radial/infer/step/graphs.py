@@ -300,7 +300,7 @@ class Graphs:
         if attempt.recording is None:
             self._refused[refused] = attempt.again
             if attempt.again is None:
-                self._say(attempt.reason)
+                self._say(attempt.reason, stacklevel=7)
             return attempt.evaluation
         if self._device is None:
             self._device = device_graphs(attempt.recording.device)
@@ -308,7 +308,8 @@ class Graphs:
         try:
             replayed = way.rehearsed(call, leaves)
         except RuntimeError as error:
-            self._say(f"torch can record it, but not replay it: {error}".splitlines()[0])
+            reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
+            self._say(reason, stacklevel=7)
             self._refused[refused] = None
             return None
         if numbers and _difference(replayed, attempt.evaluation) is not None:
@@ -360,10 +361,10 @@ class Graphs:
             "graphs; pass it as a tensor, keep it in a buffer, or raise max_signatures"
         )
 
-    def _say(self, reason: str) -> None:
+    def _say(self, reason: str, stacklevel: int = 6) -> None:
         if reason not in self.eager_because:
             self.eager_because.append(reason)
-            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=6)
+            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=stacklevel)
 
 
 def _as_it_is(call: Call, check: Check | None) -> Evaluation:

@@ -293,7 +293,7 @@ def record_program(
         ]
         text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
         if sites:
-            warnings.warn(text, stacklevel=6)
+            warnings.warn(text, stacklevel=7)
     changed = [tensor for tensor, _ in tensors.before]
     changed += [
         now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)

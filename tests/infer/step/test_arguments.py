@@ -306,8 +306,9 @@ def test_a_value_of_a_draw_or_a_parameter_stays_a_refusal():
             pyro.sample("y", dist.Normal(x @ weights, noise), obs=x.sum(-1))
 
     svi = CompiledSVI(model, AutoMeanField(model), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
-    with pytest.warns(UserWarning, match="reads the value of a tensor"):
+    with pytest.warns(UserWarning, match="reads the value of a tensor") as warned:
         svi.step(X)
+    assert [warning.filename for warning in warned] == [__file__]
     assert not svi.compiled
 
 
