@@ -23,7 +23,7 @@ pytestmark = pytest.mark.site
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 # What the extras bring, by the names they are imported by.
-EXTRAS = ("matplotlib", "sklearn", "gpytorch", "joblib", "ivon", "botorch", "PIL", "sphinx")
+EXTRAS = ("matplotlib", "sklearn", "gpytorch", "joblib", "ivon", "botorch", "arviz_base", "PIL", "sphinx")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
 

@@ -13,6 +13,7 @@ from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
 from pyro_radial.infer.step.compiled_elbo import CompiledELBO
 from pyro_radial.infer.step.compiled_svi import CompiledSVI
+from pyro_radial.infer.to_arviz import to_arviz
 from pyro_radial.infer.training.fit import fit
 from pyro_radial.infer.training.options import FitOptions
 
@@ -29,4 +30,5 @@ __all__ = [
     "fit",
     "last_layer_laplace",
     "predict",
+    "to_arviz",
 ]

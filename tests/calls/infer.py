@@ -189,6 +189,12 @@ ROWS = [
         dict(model=models, guide=guides),
     ),
     Row(
+        "infer.to_arviz",
+        lambda: dict(zip(("model", "posterior"), guided().values(), strict=True)) | dict(args=(X, Y), num_samples=5),
+        dict(posterior=guides | some({"weight": torch.ones(2, 4)}), model=models),
+        unread=("kwargs",),
+    ),
+    Row(
         "infer.last_layer_laplace",
         lambda: dict(zip(("model", "trained"), guided().values(), strict=True)) | dict(data=(X, Y)),
         dict(model=models | some(nn.Linear(3, 1)), trained=guides, structure=some(("full", "kronecker"))),

@@ -48,7 +48,7 @@ class GuideDraws:
                 f"guide must be a function, got {type(guide).__name__}; predict takes mcmc.get_samples()"
             )
         check_function("guide", guide)
-        _check_has_parameters(guide)
+        check_has_parameters("guide", guide)
         self._guide = guide
         self._first: Trace | None = None
         #: Whether the next draw comes from the distributions of the first.
@@ -177,6 +177,18 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
         )
 
 
+def check_has_parameters(argument: str, guide: object) -> None:
+    """Raise a ValueError that names the argument, for an autoguide that has no parameters yet."""
+    # Without targets a new autoguide would take them for latent.
+    for part in guide.modules() if isinstance(guide, nn.Module) else ():
+        has_own = isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList)
+        if has_own and part.prototype_trace is None:
+            raise ValueError(
+                f"{argument} must have its parameters, got {type(part).__name__} without any yet; train it, or run it "
+                "once on inputs and targets: guide(x, y)"
+            )
+
+
 def _with_values(trace: Trace, value_of: Callable[[PyroSite], object]) -> Trace:
     new = Trace()
     for name, site in trace.iter_stochastic_nodes():
@@ -198,17 +210,6 @@ def _runs_as(guide: nn.Module, cls: type[nn.Module]) -> bool:
     """Return whether calling the guide does what the class does."""
     own_forward = getattr(guide.forward, "__func__", None) is cls.forward
     return own_forward and type(guide).__call__ is cls.__call__
-
-
-def _check_has_parameters(guide: object) -> None:
-    # Without targets a new autoguide would take them for latent.
-    for part in guide.modules() if isinstance(guide, nn.Module) else ():
-        has_own = isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList)
-        if has_own and part.prototype_trace is None:
-            raise ValueError(
-                f"guide must have its parameters, got {type(part).__name__} without any yet; train it, or run it once "
-                "on inputs and targets: guide(x, y)"
-            )
 
 
 def _is_own(site: Any) -> bool:

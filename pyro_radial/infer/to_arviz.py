@@ -1,0 +1,227 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Posterior, prior and pointwise log-likelihood as ArviZ's data tree; needs the extra ``arviz``."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyro.poutine as poutine
+import torch
+from pyro.distributions import Unit
+from pyro.distributions.util import scale_and_mask
+from pyro.infer import MCMC
+from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_radial._pyro.checks import check_function, check_types, positive_count
+from pyro_radial._pyro.compat import is_deterministic, tree_map
+from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.infer.prediction.guide_draws import PosteriorSamples, check_has_parameters
+from pyro_radial.nn.modules import evaluating
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+
+@torch.no_grad()
+def to_arviz(
+    posterior: Callable[..., object] | MCMC | Mapping[str, Tensor],
+    model: Callable[..., object],
+    *args: object,
+    num_samples: int = 1000,
+    coords: Mapping[str, Any] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    **kwargs: object,
+) -> "DataTree":
+    """Convert a posterior to the data tree that ArviZ's summaries, comparisons and plots take.
+
+    It has the groups ``posterior``, ``posterior_predictive``, ``log_likelihood`` (of each observation, without the
+    scale of a mini-batch), ``prior``, ``prior_predictive``, ``observed_data`` and ``constant_data`` (the other tensors
+    among the model's arguments). Values computed by ``pyro.deterministic`` are with the latent sites. Dimensions have
+    the names of the model's plates. Modules run in evaluation mode.
+
+    Draws of a guide are independent, so ``r_hat`` and the effective sample size say nothing about how good the guide
+    is. The shape parameters that ``loo`` warns about do.
+
+    :param posterior: a trained guide, Pyro's ``MCMC`` after its run, or a mapping from all latent sites to S samples
+        of each, ``[S, *shape]``.
+    :param model: the Pyro model.
+    :param args: the model's arguments, with all rows and the targets.
+    :param int num_samples: the number of draws from a guide, and from the prior.
+    :param coords: labels by dimension, such as ``{"genes": names}``.
+    :param dims: names of dimensions by site or argument, where those of plates are not enough.
+    :param kwargs: the model's arguments by name.
+    :returns: an ``xarray.DataTree``, as ``arviz_base.from_dict`` makes it.
+    :raises ImportError: without ArviZ.
+    :raises ValueError: for a guide without parameters, samples that do not fit the model, a model that observes
+        nothing, or one that draws a mini-batch of its rows.
+
+    Example::
+
+        >>> import pyro, pyro.distributions as dist
+        >>> from pyro_radial import AutoMeanField
+        >>> def model(x, y):
+        ...     slope = pyro.sample("slope", dist.Normal(0., 1.))
+        ...     with pyro.plate("rows", len(x)):
+        ...         pyro.sample("y", dist.Normal(slope * x, 0.5), obs=y)
+        >>> x = torch.linspace(-1., 1., 20)
+        >>> guide = AutoMeanField(model)
+        >>> guide.setup(x, 2. * x)
+        >>> tree = to_arviz(guide, model, x, 2. * x, num_samples=100)
+        >>> tree.log_likelihood["y"].dims, tree.posterior["slope"].shape
+        (('chain', 'draw', 'rows'), (1, 100))
+    """
+    try:
+        from arviz_base import from_dict
+    except ImportError as error:
+        raise ImportError("to_arviz needs ArviZ: pip install 'pyro-radial[arviz]'") from error
+    check_function("model", model)
+    positive_count("num_samples", num_samples)
+    check_types(Mapping | None, coords=coords, dims=dims)
+    guide, num_chains, num_draws = _guide_of(posterior, num_samples)
+    draws = []
+    prior = []
+    with one_at_a_time(), evaluating(model, guide):
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        latent, observed = _sites(trace)
+        if not observed:
+            raise ValueError(
+                f"model must observe a site, got {sorted(latent)} without a value; are targets missing from args?"
+            )
+        names = _dims(latent | observed)
+        for _ in range(num_draws):
+            drawn = poutine.trace(guide).get_trace(*args, **kwargs)
+            _check_fits(drawn.nodes, latent)
+            draws.append(_run(poutine.replay(model, drawn), args, kwargs))
+        for _ in range(num_samples):
+            prior.append(_run(model, args, kwargs))
+    data = {name: site["value"] for name, site in observed.items()}
+    groups = {
+        "posterior": _chains("latent", draws, num_chains),
+        "posterior_predictive": _chains("predicted", draws, num_chains),
+        "log_likelihood": _chains("log_likelihood", draws, num_chains),
+        "prior": _chains("latent", prior, 1),
+        "prior_predictive": _chains("predicted", prior, 1),
+        "observed_data": data,
+        "constant_data": _constant_data(model, args, kwargs, data),
+    }
+    filled = {group: values for group, values in groups.items() if values}
+    return from_dict(tree_map(_array, filled), coords=coords, dims=names | dict(dims or {}))
+
+
+def _guide_of(posterior: Any, num_samples: int) -> tuple[Callable[..., object], int, int]:
+    """Return a function that samples the posterior, the number of chains, and the number of draws in all."""
+    check_types(Callable | MCMC | Mapping, posterior=posterior)
+    num_chains = 1
+    if isinstance(posterior, MCMC):
+        num_chains = posterior.num_chains
+        posterior = posterior.get_samples()
+    if not isinstance(posterior, Mapping):
+        check_has_parameters("posterior", posterior)
+        return posterior, num_chains, num_samples
+    samples = PosteriorSamples(posterior)
+    return samples, num_chains, len(samples)
+
+
+def _sites(trace: Trace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the latent and computed sites of a model, and its observed ones, by name."""
+    latent = {}
+    observed = {}
+    for name, site in trace.nodes.items():
+        of_model = site["type"] == "sample" and not site_is_subsample(site)
+        if not of_model or isinstance(leaf(site["fn"]), Unit):
+            continue
+        if site["is_observed"] and not is_deterministic(site):
+            observed[name] = site
+        else:
+            latent[name] = site
+    return latent, observed
+
+
+def _run(
+    model: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, dict[str, Tensor]]:
+    """Run the model once, and return what it has at its sites."""
+    latent, observed = _sites(poutine.trace(model).get_trace(*args, **kwargs))
+    log_likelihood = {}
+    predicted = {}
+    for name, site in observed.items():
+        log_prob = site["fn"].log_prob(site["value"])
+        log_likelihood[name] = scale_and_mask(log_prob, mask=site["mask"])
+        predicted[name] = site["fn"].sample()
+    return {
+        "latent": {name: site["value"] for name, site in latent.items()},
+        "log_likelihood": log_likelihood,
+        "predicted": predicted,
+    }
+
+
+def _check_fits(drawn: Mapping[str, Any], latent: Mapping[str, Any]) -> None:
+    """Raise a ValueError naming a latent site of the model that the posterior lacks or has in another shape."""
+    for name, site in latent.items():
+        if site["is_observed"]:
+            continue
+        wanted = tuple(site["value"].shape)
+        got = tuple(drawn[name]["value"].shape) if name in drawn else "none"
+        if got != wanted:
+            raise ValueError(
+                f"posterior must have draws of shape {wanted} of the model's latent site '{name}', got {got}"
+            )
+
+
+def _dims(sites: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the names of each site's dimensions: those of its plates, and None for others."""
+    dims = {}
+    for name, site in sites.items():
+        shape = site["value"].shape
+        event_dim = site["fn"].event_dim
+        if is_deterministic(site) and event_dim == len(shape):
+            # The default of pyro.deterministic, also inside a plate.
+            event_dim = 0
+        names: list[str | None] = [None] * len(shape)
+        for frame in site["cond_indep_stack"]:
+            if frame.full_size not in (None, frame.size):
+                raise ValueError(
+                    f"args must have all rows of the plate '{frame.name}', got {frame.size} of {frame.full_size}"
+                )
+            place = -1 if frame.dim is None else len(shape) - event_dim + frame.dim
+            if place >= 0 and shape[place] == frame.size:
+                names[place] = frame.name
+        dims[name] = names
+    return dims
+
+
+def _constant_data(
+    model: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    data: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the tensors among the model's arguments that it does not observe, by name."""
+    signature = inspect.signature(getattr(model, "forward", model))
+    observed = {value.data_ptr() for value in data.values()}
+    constant = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        if isinstance(value, Tensor) and value.data_ptr() not in observed:
+            constant[name] = value
+    return constant
+
+
+def _array(value: Tensor) -> np.ndarray:
+    return value.numpy(force=True)
+
+
+def _chains(
+    part: str, runs: Sequence[Mapping[str, Mapping[str, Tensor]]], num_chains: int
+) -> dict[str, Tensor]:
+    """Return what runs of the model have at each site, ``[chains, draws, *shape]``."""
+    stacked = {}
+    for name in runs[0][part]:
+        joined = torch.stack([run[part][name] for run in runs])
+        stacked[name] = joined.unflatten(0, (num_chains, -1))
+    return stacked
