@@ -92,6 +92,10 @@ def _normal_but_for_matrices(name, site):
     return families.Normal() if site["fn"].event_dim < 2 else None
 
 
+def _full_covariance(name, site):
+    return families.MultivariateNormal(init_stddev=0.1)
+
+
 DISTRIBUTIONS = {
     "Normal": Row(_normal((2, 3), 0), kl_to=_normal((2, 3), 0), scipy=_scipy_normal),
     "RadialNormalVector": Row(_radial((3, 5), 1), kl_to=_normal((3, 5), 1)),
@@ -134,4 +138,5 @@ GUIDES = {
         model, init_stddev=0.1, shared_concentration=False, **kwargs
     ),
     "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_stddev=0.1, **kwargs),
+    "AutoMeanFieldFullCovariance": lambda model, **kwargs: AutoMeanField(model, families=_full_covariance, **kwargs),
 }

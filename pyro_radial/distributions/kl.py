@@ -4,7 +4,7 @@
 """Every KL rule of the library, as one table."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
 from itertools import product
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from torch.distributions import (
     kl_divergence,
     register_kl,
 )
+from torch.distributions.transforms import Transform
 
 from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
@@ -47,6 +48,7 @@ from pyro_radial.distributions.wrappers import (
     Pushforward,
     carry_to_batch,
     elementary,
+    is_reshape,
     leaf,
     mask_of,
     pull_back,
@@ -132,12 +134,27 @@ def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
     transforms = elementary(q.transforms)
     if not all(transform.bijective for transform in transforms):
         raise NotImplementedError
+    if is_reshape(transforms) and isinstance(leaf(p), Normal):
+        return kl_divergence(q.base_dist, _reshaped(p, transforms))
     try:
         pulled_back = pull_back(p, transforms)
     except ValueError as error:
         # The inverse of a transform of whole events does not apply to every distribution.
         raise NotImplementedError from error
     return kl_divergence(q.base_dist, pulled_back)
+
+
+def _reshaped(p: Distribution, transforms: Sequence[Transform]) -> Distribution:
+    """Return the independent normals that reshapes turn into p."""
+    if unmasked(p) is not p:
+        raise NotImplementedError
+    shape = p.batch_shape + p.event_shape
+    loc = leaf(p).loc.expand(shape)
+    scale = leaf(p).scale.expand(shape)
+    for transform in reversed(transforms):
+        loc = transform.inv(loc)
+        scale = transform.inv(scale)
+    return Independent(Normal(loc, scale, validate_args=False), transforms[0].domain.event_dim)
 
 
 class _Parameters(NamedTuple):

@@ -22,6 +22,7 @@ from torch.distributions.transforms import (
     AffineTransform,
     ComposeTransform,
     IndependentTransform,
+    ReshapeTransform,
     Transform,
 )
 
@@ -142,6 +143,12 @@ def elementary(transforms: Sequence[Transform]) -> list[Transform]:
         elif not _is_identity(transform):
             flat.append(transform)
     return flat
+
+
+def is_reshape(transforms: Sequence[Transform]) -> bool:
+    """Return whether there are transforms, and they change shapes alone."""
+    kinds = {type(transform) for transform in elementary(transforms)}
+    return kinds == {ReshapeTransform}
 
 
 def _is_identity(transform: Transform) -> bool:

@@ -137,7 +137,7 @@ ROWS = [
     ),
     *(
         Row(f"infer.autoguide.families.{family}")
-        for family in ("LocScale", "Normal", "Radial", "Directional", "VonMisesFisher")
+        for family in ("LocScale", "MultivariateNormal", "Normal", "Radial", "Directional", "VonMisesFisher")
     ),
 ]
 
@@ -146,6 +146,7 @@ METHODS = {
     "Family": "transform initial initial_at distribution guide_distribution on_support local_noise center quantiles "
     "spread",
     "LocScale": "scale_of initial_scale initial initial_at",
+    "MultivariateNormal": "initial initial_at distribution quantiles",
     "Normal": "distribution quantiles",
     "Delta": "initial initial_at distribution on_support local_noise quantiles",
     "Radial": "radius_dim elements_per_radius scale_of initial_scale distribution guide_distribution quantiles",

@@ -5,6 +5,7 @@
 
 from pyro_radial.infer.autoguide.families.directional import Directional, VonMisesFisher
 from pyro_radial.infer.autoguide.families.family import Family, LocScale
+from pyro_radial.infer.autoguide.families.multivariate_normal import MultivariateNormal
 from pyro_radial.infer.autoguide.families.normal import Delta, Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 
@@ -13,6 +14,7 @@ __all__ = [
     "Directional",
     "Family",
     "LocScale",
+    "MultivariateNormal",
     "Normal",
     "Radial",
     "VonMisesFisher",

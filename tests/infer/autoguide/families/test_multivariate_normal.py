@@ -1,0 +1,221 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A full covariance within an event: KLs, an exact posterior, chains, quantiles, and what it refuses."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from torch.distributions import kl_divergence
+
+from pyro_radial import AutoMeanField, CompiledSVI, NaturalGradient, TermsELBO
+from pyro_radial.continual import PriorChain
+from pyro_radial.infer.autoguide import families
+
+NUM_SAMPLES = 40_000
+NOISE = 0.5
+
+
+def fill(guide, seed=0):
+    """Give the guide another mean and covariance."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.double))
+
+
+def guide_of(prior, **plates):
+    """A guide with a random covariance of the site ``w``, in double precision."""
+
+    def model():
+        with pyro.plate_stack("rows", plates.get("sizes", ())):
+            pyro.sample("w", prior)
+
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal(init_stddev=0.5)})
+    guide.setup()
+    fill(guide.double())
+    return guide
+
+
+def normal(*shape):
+    loc = torch.randn(shape, dtype=torch.double)
+    scale = 0.5 + torch.rand(shape, dtype=torch.double)
+    return dist.Normal(loc, scale)
+
+
+def full_normal(*batch):
+    factor = torch.randn(*batch, 3, 3, dtype=torch.double).tril(-1) + 1.5 * torch.eye(3, dtype=torch.double)
+    return dist.MultivariateNormal(torch.randn(*batch, 3, dtype=torch.double), scale_tril=factor)
+
+
+PRIORS = {
+    "vector": normal(3).to_event(1),
+    "rows in a plate": normal(2, 3).to_event(1),
+    "matrix": normal(2, 3).to_event(2),
+    "matrices in a plate": normal(4, 2, 3).to_event(2),
+    "single numbers": normal(3),
+    "full covariance": full_normal(),
+    "full covariances in a plate": full_normal(2),
+    "log-normal": dist.LogNormal(torch.zeros(3, dtype=torch.double), 0.7).to_event(1),
+    "log-normal matrix": dist.LogNormal(torch.zeros(2, 3, dtype=torch.double), 0.7).to_event(2),
+}
+
+
+@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
+def test_the_kl_is_closed_and_the_mean_difference_of_log_densities(prior):
+    q = guide_of(prior, sizes=prior.batch_shape).posterior()["w"]
+    kl = kl_divergence(q, prior)
+    draws = q.sample((NUM_SAMPLES,))
+    difference = q.log_prob(draws) - prior.log_prob(draws)
+    error = difference.std(0) / NUM_SAMPLES**0.5
+    assert kl.shape == prior.batch_shape
+    assert (kl >= 0).all()
+    assert ((difference.mean(0) - kl).abs() <= 4.0 * error).all()
+
+
+def test_a_linear_regression_has_its_exact_posterior():
+    """Two nearly equal inputs make coefficients with a correlation of about -0.95."""
+    torch.manual_seed(1)
+    shared = torch.randn(30, 1)
+    x = torch.cat([shared + 0.25 * torch.randn(30, 2), torch.randn(30, 1)], -1)
+    y = x @ torch.tensor([1.0, -1.0, 0.5]) + NOISE * torch.randn(30)
+
+    def model():
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("rows", 30):
+            pyro.sample("y", dist.Normal((x * w).sum(-1), NOISE), obs=y)
+
+    precision = torch.eye(3) + x.mT @ x / NOISE**2
+    covariance = precision.inverse()
+    mean = covariance @ (x.mT @ y) / NOISE**2
+    assert covariance[0, 1] / (covariance[0, 0] * covariance[1, 1]).sqrt() < -0.9
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal()})
+    steps = 1_000
+    optim = pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.001 ** (1 / steps)})
+    loss = TraceMeanField_ELBO(num_particles=16, vectorize_particles=True)
+    svi = CompiledSVI(model, guide, optim, loss, compile=False)
+    for _ in range(steps):
+        svi.step()
+    found = guide.posterior()["w"]
+    # In units of the posterior: the noise of the last steps is a few percent of a standard deviation.
+    units = covariance.diagonal().sqrt()
+    torch.testing.assert_close((found.mean - mean) / units, torch.zeros(3), rtol=0, atol=0.1)
+    scale = units[:, None] * units
+    torch.testing.assert_close(found.covariance_matrix / scale, covariance / scale, rtol=0, atol=0.1)
+    # The marginals' quantiles; independent elements would be three times narrower.
+    quantiles = guide.quantiles([0.05, 0.95])["w"]
+    expected = dist.Normal(found.mean, found.stddev).icdf(torch.tensor([[0.05], [0.95]]))
+    torch.testing.assert_close(quantiles, expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("form", ["normal", "exact"])
+def test_a_chain_takes_it_and_starts_from_it(form, shape):
+    def model():
+        pyro.sample("w", dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape)))
+
+    chain = PriorChain(model, form)
+    full = {"w": families.MultivariateNormal()}
+    guide = chain.guide(AutoMeanField, families=full)
+    guide.setup()
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    chain.advance(guide)
+    following = chain.guide(AutoMeanField, families=full)
+    following.setup()
+    found = following.posterior()["w"]
+    before = guide.posterior()["w"]
+    draws = before.sample((5,))
+    if form == "exact":
+        torch.testing.assert_close(found.log_prob(draws), before.log_prob(draws), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(chain.prior["w"].log_prob(draws), before.log_prob(draws), rtol=1e-4, atol=1e-4)
+    else:
+        expected = following.quantiles([0.1, 0.5])["w"]
+        torch.testing.assert_close(guide.quantiles([0.1, 0.5])["w"], expected, rtol=1e-4, atol=1e-4)
+    loss = TermsELBO(strict_kl=form == "normal" or len(shape) == 1).loss(chain, following)
+    assert math.isfinite(loss)
+
+
+def test_a_start_at_another_covariance_keeps_means_and_widths():
+    def model():
+        pyro.sample("w", dist.Normal(torch.zeros(2, 3), 1.0).to_event(2))
+
+    rows = dist.MultivariateNormal(torch.ones(2, 3), scale_tril=torch.eye(3).expand(2, 3, 3) * 0.3).to_event(1)
+    for scales, expected in ((True, 0.3), (False, 0.1)):
+        guide = AutoMeanField(model, families={"w": families.MultivariateNormal()})
+        guide.start_at({"w": rows}, scales=scales)
+        guide.setup()
+        median, upper = guide.quantiles([0.5, 0.841345])["w"]
+        torch.testing.assert_close(median, torch.ones(2, 3))
+        torch.testing.assert_close(upper - median, torch.full((2, 3), expected), rtol=1e-4, atol=1e-6)
+
+
+def test_a_mini_batch_takes_the_covariances_of_its_rows():
+    def row_plate(rows):
+        return pyro.plate("rows", 6, subsample=rows)
+
+    def model(rows):
+        with row_plate(rows):
+            pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal()}, create_plates=row_plate)
+    guide.setup(torch.arange(6))
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    rows = torch.tensor([4, 1])
+    drawn = pyro.poutine.trace(guide).get_trace(rows).nodes["w"]["fn"]
+    torch.testing.assert_close(drawn.covariance_matrix, guide.posterior()["w"].covariance_matrix[rows])
+
+
+def test_natural_gradients_leave_it_to_the_others():
+    def model():
+        a = pyro.sample("a", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", 2):
+            pyro.sample("y", dist.Normal(a + b, 0.5), obs=torch.ones(2))
+
+    guide = AutoMeanField(model, families={"a": families.MultivariateNormal()})
+    guide.setup()
+    before = {name: value.clone() for name, value in guide.named_parameters()}
+    svi = CompiledSVI(model, guide, NaturalGradient(), TraceMeanField_ELBO(), compile=False)
+    for _ in range(3):
+        svi.step()
+    assert all(not torch.equal(value, before[name]) for name, value in guide.named_parameters())
+    alone = AutoMeanField(model, families={".": families.MultivariateNormal()})
+    alone.setup()
+    with pytest.raises(ValueError, match="guide must have a site with a normal or radial family"):
+        NaturalGradient().optimizer(model, alone)
+
+
+def test_an_event_that_is_too_large_is_refused_by_name():
+    def model(size):
+        with pyro.plate("rows", 2):
+            pyro.sample("w", dist.Normal(torch.zeros(size), 1.0).to_event(1))
+
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal()})
+    with pytest.raises(ValueError, match=r"site 'w' must have at most 1,000 elements in .*, got 1,001: use N"):
+        guide.setup(1_001)
+    guide.setup(3)
+
+
+def test_steps_of_svi_and_its_own_losses_agree():
+    def model(y):
+        w = pyro.sample("w", dist.LogNormal(torch.zeros(2), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(w, 0.5).to_event(1), obs=y)
+
+    y = torch.tensor([1.0, 2.0])
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal()})
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), TraceMeanField_ELBO())
+    for _ in range(10):
+        svi.step(y)
+    losses = []
+    for loss in (TraceMeanField_ELBO(), TermsELBO(strict_kl=True)):
+        pyro.set_rng_seed(3)
+        losses.append(float(loss.loss(model, guide, y)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
