@@ -42,6 +42,7 @@ from pyro_radial import (
 from pyro_radial.compression import mean_network, prune
 from pyro_radial.continual import Coreset, train_stream
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
+from pyro_radial.distributions.moments import center
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.functional.scores import GaussianScore
 from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
@@ -188,7 +189,7 @@ def test_what_guides_tell(guide):
         model, batch = classifier(device), data(device)
         made = GUIDES[guide](model)
         made.setup(*batch)
-        posterior = {name: (q.mean, q.sample()) for name, q in made.posterior().items()}
+        posterior = {name: (center(q), q.sample()) for name, q in made.posterior().items()}
         twin = copy.deepcopy(made)
         twin.load_state_dict(made.state_dict())
         found = [made(*batch), made.median(*batch), posterior, twin(*batch), made.scale_change()]
@@ -306,7 +307,8 @@ def test_handlers_and_networks(net, handler):
     assert_same(case)
 
 
-@pytest.mark.parametrize("guide", GUIDES)
+# The outputs of a layer with a full covariance of its weights depend on each other.
+@pytest.mark.parametrize("guide", [name for name in GUIDES if name != "AutoMeanFieldFullCovariance"])
 def test_local_reparameterization(guide):
     def case(device):
         model, batch = classifier(device), data(device)
@@ -388,7 +390,7 @@ def test_chains(guide, form):
             found.append((values(made), predict(chain, made, data(CPU)[0], num_samples=2).samples))
         twin = PriorChain(classifier(device), form)
         twin.load_state_dict(chain.state_dict())
-        return found, {name: (q.mean, twin.prior[name].mean) for name, q in chain.prior.items()}
+        return found, {name: (center(q), center(twin.prior[name])) for name, q in chain.prior.items()}
 
     assert_same(case)
 

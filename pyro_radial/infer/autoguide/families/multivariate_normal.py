@@ -15,7 +15,14 @@ from torch.distributions.transforms import ReshapeTransform
 
 from pyro_radial._pyro.checks import optional, positive_float
 from pyro_radial.distributions.moments import moments
-from pyro_radial.distributions.wrappers import elementary, is_reshape, leaf, pull_back, unmasked
+from pyro_radial.distributions.wrappers import (
+    Transformed,
+    elementary,
+    is_reshape,
+    leaf,
+    pull_back,
+    unmasked,
+)
 from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expanded_mean
 from pyro_radial.infer.autoguide.families.normal import Normal
 
@@ -108,7 +115,7 @@ class MultivariateNormal(Family):
         if site.event_dim == 1:
             return vector
         shape = ReshapeTransform(vector.event_shape, loc.shape[-site.event_dim :])
-        return dist.TransformedDistribution(vector, [shape], validate_args=False)
+        return Transformed(vector, [shape], validate_args=False)
 
     def quantiles(  # type: ignore[override]
         self,
