@@ -67,7 +67,7 @@ class MultivariateNormal(Family):
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
         """The value, one scale for all elements, and no correlation."""
         stddev = torch.full_like(value, self.init_stddev or site.init_stddev)
-        return self._parameters(site, value.clone(), _flat(site, stddev).diag_embed())
+        return self._parameters(site, value.clone(), stddev)
 
     def initial_at(
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
@@ -79,24 +79,32 @@ class MultivariateNormal(Family):
             loc.copy_(expanded_mean(site, mean))
         if stddev is None or not spread:
             return self.initial(site, loc)
-        factor = _flat(site, torch.empty_like(value).copy_(stddev)).diag_embed()
         joint = _joint(site, distribution)
+        return self._parameters(site, loc, torch.empty_like(value).copy_(stddev), joint)
+
+    def _parameters(
+        self,
+        site: Site,
+        loc: Tensor,
+        stddev: Tensor,
+        joint: dist.MultivariateNormal | None = None,
+    ) -> dict[str, PyroParam]:
+        stddevs = _flat(site, stddev)
+        size = stddevs.shape[-1]
+        if size > MAX_ELEMENTS:
+            raise ValueError(
+                f"MultivariateNormal: site '{site.name}' must have at most {MAX_ELEMENTS:,} elements in an event, got "
+                f"{size:,}: use Normal or Radial for it, or AutoCorrelated with a rank"
+            )
+        factor = stddevs.diag_embed()
         if joint is not None:
             factor.copy_(joint.scale_tril)
-        return self._parameters(site, loc, factor)
-
-    def _parameters(self, site: Site, loc: Tensor, factor: Tensor) -> dict[str, PyroParam]:
         own = factor.diagonal(dim1=-2, dim2=-1)
         scale = own.reshape(loc.shape).clone()
         parameters = {
             "loc": PyroParam(loc, constraints.real, site.event_dim),
             "scale": PyroParam(scale, LocScale.scale_constraint, site.event_dim),
         }
-        if own.shape[-1] > MAX_ELEMENTS:
-            raise ValueError(
-                f"MultivariateNormal: site '{site.name}' must have at most {MAX_ELEMENTS:,} elements in an event, got "
-                f"{own.shape[-1]:,}: use Normal or Radial for it, or AutoCorrelated with a rank"
-            )
         # A single number is normal.
         if site.event_dim:
             unit = factor / own.unsqueeze(-1)

@@ -201,6 +201,8 @@ def test_an_event_that_is_too_large_is_refused_by_name():
     guide = AutoMeanField(model, families={"w": families.MultivariateNormal()})
     with pytest.raises(ValueError, match=r"site 'w' must have at most 1,000 elements in .*, got 1,001: use N"):
         guide.setup(1_001)
+    with pytest.raises(ValueError, match="got 500,000"):
+        guide.setup(500_000)
     guide.setup(3)
 
 
