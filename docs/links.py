@@ -27,6 +27,7 @@ from reference import pages, public_name  # noqa: E402
 # Names as they stand in ``:param Tensor x:``, and those under which torch and Pyro document what they define elsewhere.
 OTHERS = {
     "Axes": "matplotlib.axes.Axes",
+    "DataTree": "xarray.DataTree",
     "ELBO": "pyro.infer.elbo.ELBO",
     "Figure": "matplotlib.figure.Figure",
     "PyroModule": "pyro.nn.module.PyroModule",
@@ -41,7 +42,7 @@ OTHERS = {
     "torch.nn.modules.module.Module": "torch.nn.Module",
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
 }
-PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "pyro", "torch")
+PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "pyro", "torch", "xarray")
 
 # Files of the repository that are pages of the site too, by the name of the page.
 RESULTS = "benchmarks/RESULTS.md"
