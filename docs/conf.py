@@ -54,5 +54,6 @@ if os.environ.get("DOCS_ONLINE", "0") != "0":
         "python": ("https://docs.python.org/3", None),
         "torch": ("https://docs.pytorch.org/docs/stable", None),
         "pyro": ("https://docs.pyro.ai/en/stable", None),
+        "sklearn": ("https://scikit-learn.org/stable", None),
         "botorch": ("https://botorch.readthedocs.io/en/stable", None),
     }

@@ -42,7 +42,7 @@ OTHERS = {
     "torch.nn.modules.module.Module": "torch.nn.Module",
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
 }
-PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "pyro", "torch", "xarray")
+PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "pyro", "sklearn", "torch", "xarray")
 
 # Files of the repository that are pages of the site too, by the name of the page.
 RESULTS = "benchmarks/RESULTS.md"

@@ -38,6 +38,8 @@ MAY_IMPORT |= {
     "compression": BELOW_TASKS,
     "continual": BELOW_TASKS | {"uncertainty"},
     "botorch": {"_pyro"},
+    "_columns": set(),
+    "sklearn": BELOW_TASKS | {"_columns"},
     "testing": BELOW_TASKS,
 }
 TESTS = Path(__file__).resolve().parent

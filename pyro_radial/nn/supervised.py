@@ -12,13 +12,14 @@ import pyro.poutine as poutine
 import torch
 from pyro.nn import PyroModule
 from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.functional_net import Arguments
-from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, is_target
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.poutine.swap_prior import UnderPriors
@@ -133,6 +134,36 @@ class SupervisedModel(nn.Module):
             if isinstance(self.bnn, BayesianModule)
             else ""
         )
+
+
+class WeightedRows(nn.Module):
+    """The model of targets that come with weights: a row of weight 2 counts like two equal rows.
+
+    :param SupervisedModel model: the model, which stays as it is and makes the predictions.
+    """
+
+    def __init__(self, model: SupervisedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Any, y: tuple[Tensor, Tensor]) -> Any:
+        """Run the model on inputs and a pair: targets, and a positive weight for each row."""
+        targets, weights = y
+        f = self.model.output(x)
+        with _ScaledTargets(weights):
+            return self.model.likelihood(f, targets)
+
+
+class _ScaledTargets(Messenger):
+    """Multiply the log density of each row's targets by its weight, and that of no other site."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if is_target(msg):
+            msg["scale"] = msg["scale"] * self.weights
 
 
 def inputs_of(x: object) -> Arguments:
