@@ -49,6 +49,7 @@ from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplac
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
+from pyro_radial.sklearn import BayesianRegressor
 from pyro_radial.testing.guides import constrained_model, weights_model
 from pyro_radial.uncertainty.metrics import accuracy
 from tests.helpers import device as pretend
@@ -665,3 +666,19 @@ def test_constants_in_a_backward_pass_are_on_the_device():
     x = torch.ones(2, device=DEVICE, requires_grad=True)
     Scaled.apply(x).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_estimators_for_tables():
+    def case(device):
+        x, y = (part.numpy() for part in regression_data(CPU))
+        options = {"optim": ADAM, "epochs": 2, "batch_size": 6, "num_samples": 4, "random_state": 0}
+        regressor = BayesianRegressor(mlp().to(device), **options).fit(x, y)
+        mean, std = regressor.predict(x, return_std=True)
+        return [
+            values(regressor.functions_),
+            float(mean.mean()),
+            float(std.mean()),
+            float(regressor.sample_y(x).mean()),
+        ]
+
+    assert_same(case)
