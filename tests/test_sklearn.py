@@ -4,8 +4,10 @@
 """Estimators for tables: scikit-learn's own checks, weights, units, columns, bad input, and its tools."""
 
 import copy
+import importlib
 import pickle
 import random
+import sys
 from functools import partial
 
 import numpy as np
@@ -289,3 +291,10 @@ def test_copies_predict_alike():
     classifier = BayesianClassifier(network=nn.Linear(2, 3), **FAST).fit(X, LABELS)
     for other in (pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier), clone(classifier).fit(X, LABELS)):
         np.testing.assert_array_equal(other.predict_proba(X), classifier.predict_proba(X))
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "pyro_radial.sklearn")
+    with pytest.raises(ImportError, match=r"scikit-learn: .*pyro-radial\[sklearn\]"):
+        importlib.import_module("pyro_radial.sklearn")
