@@ -24,12 +24,12 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 14_985,
-    "public names": 89,
-    "comprehensions": 4.07,
-    "nested comprehensions": 0.17,
-    "tuple assignments": 0.69,
-    "Any": 5.3,
+    "statements": 15_466,
+    "public names": 93,
+    "comprehensions": 4.02,
+    "nested comprehensions": 0.16,
+    "tuple assignments": 0.67,
+    "Any": 5.5,
     "long lines": 1.7,
 }
 #: Single files that users import from.
