@@ -58,6 +58,17 @@ MOST_GUARDED = 64
 ARGUMENTS = -1
 LITERAL = torch.ops.aten.lift_fresh.default
 LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
+# These take shape, dtype and device of their first argument, and not its values.
+LIKE = {
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.full_like.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_full.default,
+    torch.ops.aten.new_ones.default,
+    torch.ops.aten.new_zeros.default,
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.zeros_like.default,
+}
 
 # By a dict of buffers and a name: the dict, the buffer from before, and the latest one.
 Buffers = dict[tuple[int, str], tuple[dict[str, Any], Any, Any]]
@@ -194,7 +205,7 @@ class _HostReads(TorchDispatchMode):
             traced = func(*args, **kwargs) if shape else (args, kwargs)
             self.reads((args, kwargs), SHAPE_READ if shape else VALUE_READ, traced)
             return result
-        sources = set() if func is LITERAL else self._sources_of((args, kwargs))
+        sources = set() if func is LITERAL else self._sources_of(_read_by(func, args, kwargs))
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded:
             sources = None
@@ -329,6 +340,13 @@ def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
             if write:
                 before.copy_(holder[name])
             holder[name] = before
+
+
+def _read_by(func: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of an operation whose values it reads."""
+    if func in LIKE:
+        return args[1:], kwargs
+    return args, kwargs
 
 
 def _changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 
 from benchmarks.guides._examples.program import Program, compared
@@ -411,6 +412,40 @@ def test_a_tensor_whose_value_is_read_is_compared():
             assert torch.isnan(loss(program.args, {})[0])
     assert loss.replayed
     assert len(loss.recordings) == 3
+
+
+def new_one(scale):
+    return scale.new_ones(())
+
+
+@pytest.mark.parametrize("make_like", [new_one, torch.ones_like])
+def test_a_constant_of_the_shape_of_a_draw_may_be_read(make_like):
+    def model(x):
+        scale = pyro.sample("scale", dist.Gamma(2.0, 2.0))
+        loc = 0.0 if make_like(scale) == 1.0 else 9.0
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(loc, scale), obs=x)
+
+    program = Program(model, AutoMeanField(model), TermsELBO(), (X[:, 0],))
+    loss = captured(program)
+    assert compared(program, loss.graphs)[1] <= 1e-6
+    assert len(loss.recordings) == 1
+
+
+def test_a_power_of_a_draw_has_a_closed_form_in_a_graph():
+    def model(x):
+        scale = pyro.sample("scale", dist.InverseGamma(2.0, 2.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(0.0, scale), obs=x)
+
+    def guide(x):
+        rate = pyro.param("rate", torch.ones(()), constraint=dist.constraints.positive)
+        pyro.sample("scale", dist.InverseGamma(2.0, rate))
+
+    program = Program(model, guide, TraceMeanField_ELBO(), (X[:, 0],))
+    loss = captured(program)
+    assert compared(program, loss.graphs)[1] <= 1e-6
+    assert len(loss.recordings) == 1
 
 
 def test_shapes_that_depend_on_values_are_found():
