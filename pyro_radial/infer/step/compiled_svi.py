@@ -128,6 +128,7 @@ class CompiledSVI:
             number that becomes a float when it is looked at, because looking waits for the device.
         """
         if self.optim is not self._joint_of:
+            self._joint.forget_gradients()
             self._joint, self._joint_of = JointOptimizer(self.optim), self.optim
         self._joint.start(self.model, self.guide, args, kwargs)
         optimizer = self._joint.optimizer

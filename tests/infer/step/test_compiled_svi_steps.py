@@ -299,3 +299,19 @@ def test_what_can_be_recorded_but_not_replayed_runs_as_it_is():
         svi.step(X, Y)
     svi.step(X, Y)
     assert not svi.compiled
+
+
+def other_optimizer(make):
+    guide = AutoMeanField(line)
+    guide.setup(X, Y)
+    svi = make(line, guide, pyro.optim.SGD(SGD), Trace_ELBO())
+
+    def step():
+        svi.optim = pyro.optim.SGD(SGD)
+        return of_svi(svi, X, Y)
+
+    return step, lambda: list(guide.parameters())
+
+
+def test_another_optimizer_takes_no_gradients_of_earlier_steps():
+    assert both(other_optimizer).compiled
