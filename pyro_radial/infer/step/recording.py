@@ -146,6 +146,8 @@ class Recording:
     stored: Mapping[str, Tensor]
     named: dict[str, int]
     constants: list[int | Tensor]
+    #: Where the program keeps the values of parameters, and their names.
+    kept: Sequence[tuple[Place, str]] = ()
     # The tensors of the state that the latest two lists are made from; the state replaces its list, not items.
     _made_from: list[Tensor] | None = None
     # The arguments for which the guards held, with their versions.
@@ -207,7 +209,9 @@ class Recording:
         return True
 
     def evaluation(self, call: Call, found: Evaluation, way: str) -> Evaluation:
-        """What the program would give if its graph has given ``found``."""
+        """What the program would give if its graph has given ``found``; it also leaves what the program leaves."""
+        for place, name in self.kept:
+            place.put(pyro.get_param_store()[name])
         terms: Any = found.terms
         if terms is not None:
             own_entropies = partial(guide_entropies, call.guide, call.args, call.kwargs)
@@ -347,6 +351,7 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
     positions = [number for number in sorted(numbers.positions) if is_number(values[number])]
     places = [p for p in before.places if p.path in numbers.paths and is_number(p.now())]
     graphs, ignored, noise = [], set(UNREAD), TorchNoise.now()
+    kept: list[tuple[Place, str]] = []
     for seed in (0, 1):
         try:
             with seeded_elsewhere(seed), _garbage_kept(), restored(program.changed):
@@ -355,9 +360,13 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
                 graphs.append(_recorded(program, before, positions, places, change))
         finally:
             changes = before.changes(replaced=True)
+            kept = _kept_parameters(
+                before, [constant for graph, _ in graphs for constant in graph.constants]
+            )
             before.restore()
             noise.restore()
-        for path in (path for path, users in changes if users):
+        harmless = {place.path for place, _ in kept}
+        for path in (path for path, users in changes if users and path not in harmless):
             raise UncapturableError(
                 f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do; keep a tensor in a "
                 "buffer, or change it between steps"
@@ -373,8 +382,39 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
     device, dtype = _device(call, found.values()), dtype_of(call.guide, call.model)
     typed = [(place, type(place.now())) for place in places]
     return Recording(
-        graph, state, positions, typed, device, dtype, stored_parameters(), named, constants
+        graph,
+        state,
+        positions,
+        typed,
+        device,
+        dtype,
+        stored_parameters(),
+        named,
+        constants,
+        kept,
     )
+
+
+def _kept_parameters(before: State, read: Sequence[Tensor]) -> list[tuple[Place, str]]:
+    """The places that a run has set to what a ``param`` statement gave, with the parameters' names.
+
+    :param before: the state from before the run, which had an earlier value of the parameter there.
+    :param read: tensors that the run has read; a place with one of them does not count.
+    """
+    numbers, found = {id(tensor) for tensor in read}, list[tuple[Place, str]]()
+    for place, value in zip(before.places, before.values, strict=True):
+        now = place.now()
+        if now is not value and id(value) not in numbers:
+            name = _name_of_parameter(now)
+            if name is not None and name == _name_of_parameter(value):
+                found.append((place, name))
+    return found
+
+
+def _name_of_parameter(value: Any) -> str | None:
+    """The name of the parameter that a ``param`` statement gave, or None."""
+    parameter = getattr(value, "unconstrained", None) if isinstance(value, Tensor) else None
+    return None if parameter is None else pyro.get_param_store().param_name(parameter())
 
 
 def _check_gradients(recording: Recording, evaluation: Evaluation) -> None:

@@ -301,6 +301,50 @@ def test_what_can_be_recorded_but_not_replayed_runs_as_it_is():
     assert not svi.compiled
 
 
+class KeptParameter(nn.Module):
+    """Decipher of scvi-tools keeps the value of a parameter so."""
+
+    def forward(self, x):
+        self.theta = pyro.param("theta", torch.ones(()), constraint=dist.constraints.positive)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w, self.theta), obs=x)
+
+
+def kept_parameter(make):
+    model = KeptParameter()
+    guide = AutoMeanField(model)
+    guide.setup(X)
+    svi = make(model, guide, pyro.optim.SGD(SGD), Trace_ELBO())
+    return partial(of_svi, svi, X), lambda: [*guide.parameters(), pyro.param("theta"), model.theta]
+
+
+def test_an_attribute_that_is_set_to_the_value_of_a_parameter_is_that_of_the_latest_step():
+    svi = both(kept_parameter)
+    assert svi.compiled
+    assert not svi.eager_because
+
+
+def read_before_it_is_set(make):
+    model = KeptParameter()
+    theta = model.__dict__
+
+    def reading(x):
+        # A number of the step before.
+        if "theta" in theta:
+            x = x + float(theta["theta"])
+        model(x)
+
+    guide = AutoMeanField(reading)
+    guide.setup(X)
+    svi = make(reading, guide, pyro.optim.SGD(SGD), Trace_ELBO())
+    return partial(of_svi, svi, X), lambda: [*guide.parameters(), model.theta]
+
+
+def test_an_attribute_that_is_read_before_it_is_set_keeps_a_program_from_a_graph():
+    assert not both(read_before_it_is_set).compiled
+
+
 def other_optimizer(make):
     guide = AutoMeanField(line)
     guide.setup(X, Y)
