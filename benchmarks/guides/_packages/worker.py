@@ -1,0 +1,166 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A process that trains the program of one package in one way, and takes steps when it is told to.
+
+It reads lines from its standard input, and answers each with a line of JSON: a number of steps to take, "compile" for
+steps that are compiled from then on, "reset" to forget the peak of memory, "final", or "seeds" and a number of steps
+for the parameters after so many from the same start, by seed.
+"""
+
+import copy
+import json
+import os
+import sys
+import time
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import (
+    SVI,
+    JitTrace_ELBO,
+    JitTraceEnum_ELBO,
+    JitTraceMeanField_ELBO,
+    Trace_ELBO,
+    TraceEnum_ELBO,
+    TraceMeanField_ELBO,
+)
+
+from benchmarks.guides._packages.programs import SUBJECTS, arguments_at
+from pyro_radial import CompiledSVI
+
+JITTED = {
+    Trace_ELBO: JitTrace_ELBO,
+    TraceEnum_ELBO: JitTraceEnum_ELBO,
+    TraceMeanField_ELBO: JitTraceMeanField_ELBO,
+}
+SEEDS = 3
+
+
+class Training:
+    """Steps of a package's program.
+
+    :param way: "SVI", "JitTrace_ELBO" or "CompiledSVI".
+    """
+
+    def __init__(self, name: str, way: str, small: bool) -> None:
+        pyro.set_rng_seed(0)
+        self.subject = SUBJECTS[name]
+        self.noted = self.subject.make(small)
+        self.way, self.small = way, small
+        pyro.set_rng_seed(1)
+        args, kwargs = arguments_at(self.noted, 0)
+        given = self.noted.svi
+        # After this all parameters are there.
+        with torch.no_grad():
+            self.noted.loss.loss(given.model, given.guide, *args, **kwargs)
+        self.start = {name: p.detach().clone() for name, p in pyro.get_param_store().named_parameters()}
+        self.svi = self._svi()
+        self.step = 0
+        self.resident = resident()
+
+    def _svi(self) -> Any:
+        given = self.noted.svi
+        if self.way == "CompiledSVI":
+            return CompiledSVI(given.model, given.guide, self._optim(), self.noted.loss, compile=False)
+        loss: Any = self.noted.loss
+        if self.way == "JitTrace_ELBO":
+            loss = JITTED[type(loss)](
+                max_plate_nesting=loss.max_plate_nesting,
+                num_particles=loss.num_particles,
+                vectorize_particles=loss.vectorize_particles,
+                ignore_jit_warnings=True,
+            )
+        return SVI(given.model, given.guide, self._optim(), loss)
+
+    def _optim(self) -> Any:
+        """The package's optimizer, without the state of parameters."""
+        optim = copy.copy(self.noted.svi.optim)
+        optim.optim_objs = {}
+        return optim
+
+    def steps(self, number: int) -> None:
+        """Take steps."""
+        for _ in range(number):
+            args, kwargs = arguments_at(self.noted, self.step)
+            self.svi.step(*args, **kwargs)
+            self.step += 1
+
+    def compile(self) -> None:
+        """Compile graphs from the next step on."""
+        self.svi.graphs.compile = True
+        self.svi.graphs.compile_after = 0
+
+    def trained(self, steps: int) -> list[dict[str, list[float]]]:
+        """The parameters after training from the start, by seed."""
+        found = []
+        for seed in range(1 if self.small else SEEDS):
+            for name, parameter in pyro.get_param_store().named_parameters():
+                parameter.data.copy_(self.start[name])
+            self.svi.optim, self.step = self._optim(), 0
+            pyro.set_rng_seed(seed)
+            self.steps(steps)
+            store = pyro.get_param_store().named_parameters()
+            found.append({name: parameter.detach().flatten()[:1_000].tolist() for name, parameter in store})
+        return found
+
+    def final(self) -> dict[str, Any]:
+        """What became of the program."""
+        found = {"peak_mb": round(peak() - self.resident), "version": version(self.subject.distribution)}
+        if self.way == "CompiledSVI":
+            found |= {
+                "recorded": bool(self.svi.compiled),
+                "graphs": self.svi.num_graphs,
+                "because": "; ".join(self.svi.eager_because),
+            }
+        return found
+
+
+def resident() -> float:
+    """Megabytes of memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def peak() -> float:
+    """The most megabytes of memory that this process has had since the last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
+def reset_peak() -> None:
+    """Forget the peak."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def main(name: str, way: str, form: str) -> None:
+    """Answer until the input ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    run = Training(name, way, form == "small")
+    for line in sys.stdin:
+        start = time.process_time()
+        if line.strip() == "compile":
+            run.compile()
+            answer: Any = {}
+        elif line.strip() == "reset":
+            reset_peak()
+            answer = {}
+        elif line.strip() == "final":
+            answer = run.final()
+        elif line.startswith("seeds"):
+            answer = run.trained(int(line.split()[1]))
+        else:
+            run.steps(int(line))
+            answer = {"cpu": time.process_time() - start}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
