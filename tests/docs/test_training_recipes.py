@@ -86,3 +86,21 @@ def test_two_processes_resume_from_a_checkpoint_and_end_as_undisturbed_ones(libr
     assert len(resumed) == len(expected) > 8
     for one, other in zip(resumed, expected, strict=True):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else repr(one) == repr(other)
+
+
+def test_the_recipe_for_scvi_tools_trains_as_its_own_training_plan_does():
+    if importlib.util.find_spec("scvi") is None:
+        pytest.skip("scvi-tools is not installed")
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", str(ROOT / "tutorials" / "scvi_tools.py"), "--epochs", "5"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    losses = re.findall(r"^\w*LDA: .* s, loss (\S+)$", process.stdout, flags=re.MULTILINE)
+    theirs, ours = map(float, losses)
+    # Of one start, on the same random numbers.
+    assert ours == pytest.approx(theirs, rel=1e-3)
