@@ -24,10 +24,10 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 15_466,
+    "statements": 15_493,
     "public names": 93,
-    "comprehensions": 4.02,
-    "nested comprehensions": 0.16,
+    "comprehensions": 4.03,
+    "nested comprehensions": 0.17,
     "tuple assignments": 0.67,
     "Any": 5.5,
     "long lines": 1.7,

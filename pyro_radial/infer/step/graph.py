@@ -343,7 +343,7 @@ def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
 
 
 def _read_by(func: Any, args: Any, kwargs: Any) -> Any:
-    """The arguments of an operation whose values it reads."""
+    """Return the arguments of an operation whose values it reads."""
     if func in LIKE:
         return args[1:], kwargs
     return args, kwargs

@@ -86,7 +86,7 @@ class Way:
         return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
 
     def rehearsed(self, call: Call, leaves: Leaves) -> Evaluation:
-        """What the graph gives as it was recorded, on the present noise; all is then as before."""
+        """Return what the graph gives as it was recorded, on the present noise; all is then as before."""
         noise, changed = TorchNoise.now(), ChangedTensors()
         with changed:
             found = self._run(self.recording.graph.module, call, leaves, RECORDED)
@@ -96,7 +96,7 @@ class Way:
 
     @torch.no_grad()
     def _run(self, code: GraphFunction, call: Call, leaves: Leaves, way: str) -> Evaluation:
-        """What code for the graph gives."""
+        """Return what code for the graph gives."""
         recording = self.recording
         results = code(*recording.constant_tensors(), *recording.inputs(call, leaves))
         return recording.evaluation(call, recording.graph.result(results), way)
@@ -113,7 +113,7 @@ class Way:
         compile_after: int | None,
         options: Mapping[str, Any],
     ) -> GraphFunction:
-        """The compiled code, made when it is time, or the graph itself."""
+        """Return the compiled code, made when it is time, or the graph itself."""
         if self.code is None and compile_after is not None:
             self.uses += 1
             graph = self.recording.graph
@@ -124,7 +124,7 @@ class Way:
         return self.recording.graph.module if self.code is None else self.code
 
     def _captured_step(self, call: Call, leaves: Leaves, code: GraphFunction) -> Evaluation | None:
-        """A captured step; None if there is no such step, and then nothing has changed."""
+        """Return a captured step; None if there is no such step, and then nothing has changed."""
         if self._device is None or call.optimizer is None or self.uncaptured_because is not None:
             return None
         if self.captured is None or not self.captured.is_of(call):
@@ -254,7 +254,7 @@ class Graphs:
         return False
 
     def _numbers_of(self, program: Any, call: Call) -> Numbers:
-        """The numbers that are inputs of a program's graphs."""
+        """Return the numbers that are inputs of a program's graphs."""
         if program not in self._numbers:
             self._numbers[program] = Numbers(), (call.model, call.guide, call.loss)
         return self._numbers[program][0]
@@ -292,7 +292,7 @@ class Graphs:
     def _new_way(
         self, program: Any, call: Call, leaves: Leaves, check: Check | None
     ) -> Way | Evaluation | None:
-        """A new recording; what the first run of a program without one gave, or None to run it."""
+        """Return a new recording; what the first run of a program without one gave, or None to run it."""
         numbers = self._numbers_of(program, call)
         refused = program, kinds(leaves.values)
         with one_at_a_time():
@@ -341,7 +341,7 @@ class Graphs:
         return evaluation
 
     def _too_many(self, ways: Sequence[Way]) -> str:
-        """The reason for no other graph."""
+        """Return the reason for no other graph."""
         if not ways:
             return (
                 f"its arguments are of more than max_signatures = {self.max_signatures} kinds (shapes, strides, "
@@ -377,12 +377,12 @@ def _as_it_is(call: Call, check: Check | None) -> Evaluation:
 
 
 def _is_checked(step: int) -> bool:
-    """Whether the program itself runs in a step, counted from one."""
+    """Return whether the program itself runs in a step, counted from one."""
     return step in CHECKED_STEPS or step % CHECKED_EACH == 0
 
 
 def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
-    """The site or parameter where a graph is furthest from its program, or None if they agree."""
+    """Return the site or parameter where a graph is furthest from its program, or None if they agree."""
     ours = dict(zip(replayed.parameters, replayed.gradients, strict=True))
     theirs = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
     pairs = {"the loss": (replayed.loss, evaluation.loss)}
@@ -409,7 +409,7 @@ def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """The norm of a difference, relative to a norm; a NaN is furthest."""
+    """Return the norm of a difference, relative to a norm; a NaN is furthest."""
     distance = float(
         (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)
     )
@@ -417,7 +417,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _program(call: Call, leaves: Leaves) -> Any:
-    """What decides on a graph, besides the leaves of the arguments and the state that the program reads."""
+    """Return what decides on a graph, besides the leaves of the arguments and the state that the program reads."""
     ids: tuple[Any, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
     if call.mover is not None:
         moved = call.mover.param_groups[0]["params"]
@@ -427,7 +427,7 @@ def _program(call: Call, leaves: Leaves) -> Any:
 
 
 def settings_now() -> tuple[Any, ...]:
-    """The settings of torch and Pyro that a graph fixes."""
+    """Return the settings of torch and Pyro that a graph fixes."""
     autocast = [
         (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         for kind in ("cpu", "cuda")

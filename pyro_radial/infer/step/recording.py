@@ -100,7 +100,7 @@ class Inputs(Messenger):
 
 
 def checked_support(site: Mapping[str, Any]) -> Any:
-    """The support of an observed tensor, if a check of it can fail and costs little, else None."""
+    """Return the support of an observed tensor, if a check of it can fail and costs little, else None."""
     if site["is_observed"] and isinstance(site["value"], Tensor):
         with suppress(NotImplementedError):
             support = leaf(site["fn"]).support
@@ -156,12 +156,12 @@ class Recording:
     _constant_tensors: list[Tensor] = field(default_factory=list)
 
     def parameters(self) -> dict[str, Tensor]:
-        """The current parameters by name."""
+        """Return the current parameters by name."""
         self._find_tensors()
         return self._parameters
 
     def constant_tensors(self) -> list[Tensor]:
-        """The current constants of the graph."""
+        """Return the current constants of the graph."""
         self._find_tensors()
         return self._constant_tensors
 
@@ -175,12 +175,12 @@ class Recording:
             ]
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
-        """The weight of the KL and the other numbers of a call."""
+        """Return the weight of the KL and the other numbers of a call."""
         given = [leaves.values[position] for position in self.positions]
         return [float(call.weight), *given, *(place.now() for place, _ in self.places)]
 
     def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
-        """The inputs of the graph, besides its constants."""
+        """Return the inputs of the graph, besides its constants."""
         weight, *others = self.numbers(call, leaves)
         numbers = [as_tensor_of(number, self.dtype, self.device) for number in others]
         return [torch.full((), weight, device=self.device), *numbers, *leaves.tensors()]
@@ -193,7 +193,7 @@ class Recording:
         return same_types and self._guards_hold(leaves)
 
     def _guards_hold(self, leaves: Leaves) -> bool:
-        """Whether what it reads of its arguments is unchanged; the same arguments are not looked at again."""
+        """Return whether what it reads of its arguments is unchanged; the same arguments are not looked at again."""
         if self.graph.guards is None:
             return True
         tensors = leaves.tensors()
@@ -227,7 +227,7 @@ class Recording:
 
 
 def guide_entropies(guide: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
-    """The entropies of a guide's sites at its current parameters."""
+    """Return the entropies of a guide's sites at its current parameters."""
     with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
     return entropies(dict(trace.iter_stochastic_nodes()))
@@ -336,7 +336,7 @@ def _recording_with(numbers: Numbers, program: Program, code: Code) -> Recording
 
 
 def _state(program: Program, code: Code) -> State:
-    """The state that a program reads."""
+    """Return the state that a program reads."""
     call = program.call
     roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
     return State(roots, code, _holders(call, program.parameters))
@@ -396,7 +396,7 @@ def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
 
 
 def _kept_parameters(before: State, read: Sequence[Tensor]) -> list[tuple[Place, str]]:
-    """The places that a run has set to what a ``param`` statement gave, with the parameters' names.
+    """Return the places that a run has set to what a ``param`` statement gave, with the parameters' names.
 
     :param before: the state from before the run, which had an earlier value of the parameter there.
     :param read: tensors that the run has read; a place with one of them does not count.
@@ -412,7 +412,7 @@ def _kept_parameters(before: State, read: Sequence[Tensor]) -> list[tuple[Place,
 
 
 def _name_of_parameter(value: Any) -> str | None:
-    """The name of the parameter that a ``param`` statement gave, or None."""
+    """Return the name of the parameter that a ``param`` statement gave, or None."""
     parameter = getattr(value, "unconstrained", None) if isinstance(value, Tensor) else None
     return None if parameter is None else pyro.get_param_store().param_name(parameter())
 
@@ -434,7 +434,7 @@ def _check_gradients(recording: Recording, evaluation: Evaluation) -> None:
 
 
 def _device(call: Call, parameters: Iterable[Tensor]) -> torch.device:
-    """The device of the parameters, else of the modules."""
+    """Return the device of the parameters, else of the modules."""
     return next((parameter.device for parameter in parameters), device_of(call.guide, call.model))
 
 
@@ -495,7 +495,7 @@ def _recorded(
     places: Sequence[Place],
     change: Callable[[float], float],
 ) -> tuple[Graph, dict[str, Tensor]]:
-    """The graph of a program with inputs for numbers at some positions and places, and its parameters.
+    """Return the graph of a program with inputs for numbers at some positions and places, and its parameters.
 
     :param change: a function of the numbers to record with others.
     """
@@ -583,7 +583,7 @@ def _check_alike(first: Graph, second: Graph) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """The reason, and the line that led to it: the last of the user's, else the last of Pyro's."""
+    """Return the reason, and the line that led to it: the last of the user's, else the last of Pyro's."""
     frames = list(traceback.walk_tb(error.__traceback__))
     while error.__cause__ is not None:
         error = error.__cause__

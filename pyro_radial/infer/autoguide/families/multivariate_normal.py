@@ -65,14 +65,14 @@ class MultivariateNormal(Family):
         self.init_stddev = optional(positive_float, "init_stddev", init_stddev)
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The value, one scale for all elements, and no correlation."""
+        """Return the value, one scale for all elements, and no correlation."""
         stddev = torch.full_like(value, self.init_stddev or site.init_stddev)
         return self._parameters(site, value.clone(), stddev)
 
     def initial_at(
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
-        """The mean and the covariance of the distribution in unconstrained space, as far as they are known."""
+        """Return the mean and the covariance of the distribution in unconstrained space, as far as they are known."""
         mean, stddev = moments(distribution, site.transform)
         loc = value.clone()
         if mean is not None:
@@ -114,7 +114,7 @@ class MultivariateNormal(Family):
     def distribution(  # type: ignore[override]
         self, site: Site, *, loc: Tensor, scale: Tensor, scale_tril: Tensor | None = None
     ) -> TorchDistribution:
-        """The normal with this covariance in the shape of the site's events."""
+        """Return the normal with this covariance in the shape of the site's events."""
         if scale_tril is None:
             return Normal().distribution(site, loc=loc, scale=scale)
         factor = _flat(site, scale).unsqueeze(-1) * scale_tril
@@ -134,7 +134,7 @@ class MultivariateNormal(Family):
         scale: Tensor,
         scale_tril: Tensor | None = None,
     ) -> Tensor:
-        """The quantiles of each element's normal."""
+        """Return the quantiles of each element's normal."""
         stddev = scale
         if scale_tril is not None:
             rows = torch.linalg.vector_norm(scale_tril, dim=-1)
