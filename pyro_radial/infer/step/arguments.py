@@ -99,6 +99,10 @@ class Numbers:
         self.positions -= self.read
         self.paths -= self.read
 
+    def give_up_all(self) -> None:
+        """Let each value of every number have a graph of its own."""
+        self.give_up([*self.positions, *self.paths])
+
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a Python number that can be an input of a graph."""

@@ -207,11 +207,10 @@ class Graphs:
         except UncapturableError as error:
             self._say(str(error))
             return _as_it_is(call, check)
-        if key not in self._ways:
-            if numbers.notice(leaves.values):
-                self._forget(program)
+        if key not in self._ways and numbers.notice(leaves.values):
+            self._forget(program)
             key = program, descriptions(leaves.values, numbers.positions)
-        found = self._way(key, call, leaves, check)
+        found = self._way(key, numbers, call, leaves, check)
         if not isinstance(found, Way):
             return _as_it_is(call, check) if found is None else found
         self._calls += call.gradients
@@ -219,7 +218,7 @@ class Graphs:
             replayed = found.rehearsed(call, leaves)
             # A loss that is not finite is an error of its own.
             if not bool(replayed.broken):
-                return self._checked(found, key, call, replayed)
+                return self._checked(found, key, call, leaves, replayed)
         after = 0 if compile_now else None
         if compile_now is None:
             usual = USES_BEFORE_COMPILING if self._device is None else 0
@@ -265,10 +264,9 @@ class Graphs:
             del self._ways[key]
 
     def _way(
-        self, key: Any, call: Call, leaves: Leaves, check: Check | None
+        self, key: Any, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
     ) -> Way | Evaluation | None:
         """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
-        numbers = self._numbers_of(key[0], call)
         if numbers.positions and has_nan(leaves.values):
             return None
         ways = self._ways.get(key, [])
@@ -287,13 +285,12 @@ class Graphs:
         if len(self.recordings) >= self.max_signatures:
             self._say(self._too_many(ways))
             return None
-        return self._new_way(key[0], call, leaves, check)
+        return self._new_way(key[0], numbers, call, leaves, check)
 
     def _new_way(
-        self, program: Any, call: Call, leaves: Leaves, check: Check | None
+        self, program: Any, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
     ) -> Way | Evaluation | None:
         """Return a new recording; what the first run of a program without one gave, or None to run it."""
-        numbers = self._numbers_of(program, call)
         refused = program, kinds(leaves.values)
         with one_at_a_time():
             attempt = record_program(call, leaves, numbers, check, self._refused.pop(refused, None))
@@ -314,14 +311,16 @@ class Graphs:
             return None
         if numbers and _difference(replayed, attempt.evaluation) is not None:
             # A program that asks for the type of a number gives something else for a tensor.
-            numbers.give_up([*numbers.positions, *numbers.paths])
-            return self._new_way(program, call, leaves, check)
+            numbers.give_up_all()
+            return self._new_way(program, numbers, call, leaves, check)
         # Python may have read numbers that were inputs, which are part of the signature then.
         key = program, descriptions(leaves.values, numbers.positions)
         self._ways.setdefault(key, []).insert(0, way)
         return way
 
-    def _checked(self, way: Way, key: Any, call: Call, replayed: Evaluation) -> Evaluation:
+    def _checked(
+        self, way: Way, key: Any, call: Call, leaves: Leaves, replayed: Evaluation
+    ) -> Evaluation:
         """Run the program as it is, and drop its graph if that gives something else."""
         evaluation = _as_it_is(call._replace(attached=False), None)
         place = _difference(replayed, evaluation)
@@ -329,7 +328,7 @@ class Graphs:
             return evaluation._replace(way=CHECKED)
         self._ways[key].remove(way)
         if key in self._dropped:
-            self._refused[key[0], kinds(Leaves.of(call.args, call.kwargs).values)] = None
+            self._refused[key[0], kinds(leaves.values)] = None
             self._say(f"its graph gives something else than the program, at {place}")
             return evaluation
         self._dropped.add(key)

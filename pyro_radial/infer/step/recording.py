@@ -331,7 +331,7 @@ def _recording_with(numbers: Numbers, program: Program, code: Code) -> Recording
         except NumbersReadError as error:
             numbers.give_up(error.args)
         except UncapturableError:
-            numbers.give_up([*numbers.positions, *numbers.paths])
+            numbers.give_up_all()
     return _recording(program, numbers, code)
 
 
