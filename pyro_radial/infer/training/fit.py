@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyro
 import torch
@@ -21,7 +21,7 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count, random_seed
 from pyro_radial.infer.data import Batches, Rows
@@ -35,8 +35,9 @@ from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 from pyro_radial.nn.modules import device_of, dtype_of
 
-Scheduler = PyroLRScheduler | Callable[[Optimizer], Any]
+Scheduler = PyroLRScheduler | Callable[[Optimizer], Any] | Literal["cosine"]
 
+COSINE = "cosine"
 DEFAULT_BATCH_SIZE = 128
 DEFAULT_OPTIONS = FitOptions()
 # After fewer steps a loss may still be on its way down.
@@ -93,7 +94,8 @@ def fit(
     :param int batch_size: the rows of one optimizer step; a ``DataLoader``'s own by default, else 128.
     :param optim: a function from parameters to a torch optimizer; a Pyro optimizer, whose settings may be a function of
         a parameter's name, as with ``SVI``; or :class:`~pyro_radial.infer.NaturalGradient`. By default Adam at 1e-3.
-    :param scheduler: a function from the optimizer to a torch scheduler, or a Pyro scheduler, which replaces ``optim``.
+    :param scheduler: a function from the optimizer to a torch scheduler; a Pyro scheduler, which replaces ``optim``; or
+        "cosine" for learning rates that fall to zero over all steps along a cosine.
     :param loss: a :class:`~pyro_radial.TermsELBO` (the default) or :class:`~pyro_radial.FunctionalELBO`.
     :param validation: data as above; its negative log predictive density is measured after each epoch, and at the end
         guide and model get the parameters of the best epoch.
@@ -137,24 +139,20 @@ def fit(
             pyro.set_rng_seed(seed)
         shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
         batches = Batches(rows, size, shuffle_seed, device_of(guide, model))
-        too_short = (
-            optim.advice_before(epochs * batches.per_epoch)
-            if isinstance(optim, GuideOptim)
-            else None
-        )
+        steps = epochs * batches.per_epoch
+        too_short = optim.advice_before(steps) if isinstance(optim, GuideOptim) else None
         _warn(too_short)
-        if scheduler is None and isinstance(optim, GuideOptim):
-            scheduler = partial(optim.scheduler, steps=epochs * batches.per_epoch)
+        if scheduler == COSINE:
+            scheduler = partial(CosineAnnealingLR, T_max=steps)
+            options = replace(options, scheduler_interval="step")
+        elif scheduler is None and isinstance(optim, GuideOptim):
+            scheduler = partial(optim.scheduler, steps=steps)
             options = replace(options, scheduler_interval="step")
         if rows.dataset is None:
             _warn(not_standardized(model, *rows.tensors))
         saved = None if kept is None else kept.load(batches.device, needed=SAVED)
         # With other epochs a resumed run goes on as it began.
-        graphs = (
-            saved["graphs"]
-            if saved
-            else way_of(options, batches.device, epochs * batches.per_epoch)
-        )
+        graphs = saved["graphs"] if saved else way_of(options, batches.device, steps)
         own: dict[str, Any] = {
             "seed": seed,
             "options": options,
@@ -260,12 +258,12 @@ def _check_rates(optim: Any, scheduler: Any, options: FitOptions) -> None:
         raise ValueError(
             f"optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}"
         )
-    fits = scheduler is None or (
+    fits = scheduler in (None, COSINE) or (
         callable(scheduler) and not isinstance(scheduler, PyroOptim | LRScheduler)
     )
     if not fits and not is_pyro:
         raise ValueError(
             "scheduler must be a function from an optimizer to a torch scheduler, such as "
-            "partial(torch.optim.lr_scheduler.StepLR, step_size=10), or a Pyro scheduler, got "
+            "partial(torch.optim.lr_scheduler.StepLR, step_size=10), a Pyro scheduler, or 'cosine', got "
             f"{type(scheduler).__name__}"
         )

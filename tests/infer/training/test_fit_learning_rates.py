@@ -128,6 +128,23 @@ def test_a_cosine_falls_to_zero_step_by_step_in_each_group(taken):
         assert (others, scales) == pytest.approx((3e-3 * share, 1e-2 * share), rel=1e-6)
 
 
+def test_a_cosine_by_its_name_counts_the_steps_of_the_run(tmp_path):
+    by_hand = {"scheduler": partial(CosineAnnealingLR, T_max=3 * STEPS_PER_EPOCH), "scheduler_interval": "step"}
+    expected, _ = trained(*problem(), optim=scales_at(1e-2, 3e-3), **by_hand)
+    by_name = {"optim": scales_at(1e-2, 3e-3), "scheduler": "cosine"}
+    assert_same(trained(*problem(), **by_name)[0], expected)
+    kept = by_name | {"checkpoint": tmp_path / "run.pt"}
+    trained(*problem(), **kept)
+    assert_same(trained(*problem(), **kept)[0], expected)
+    # Its rates are those of a run of this length.
+    with pytest.raises(
+        ValueError, match=f"made with scheduler.T_max={3 * STEPS_PER_EPOCH}, this run has scheduler.T_max="
+    ):
+        trained(*problem(), epochs=4, **kept)
+    with pytest.raises(ValueError, match=r"scheduler must be a function from .*, or 'cosine', got str"):
+        trained(*problem(), scheduler="linear")
+
+
 def test_after_epochs_is_the_default():
     scheduler = partial(StepLR, step_size=1, gamma=0.1)
     plain, _ = trained(*problem(), scheduler=scheduler)
