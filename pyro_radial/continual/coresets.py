@@ -3,15 +3,15 @@
 
 """A few rows of a task to keep for later."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types, positive_count, positive_float, random_seed
-from pyro_radial.continual.streams import Pair, Task, TaskStream
+from pyro_radial.continual.streams import Pair, Task
 from pyro_radial.infer.data import check_inputs, num_rows, take
 
 USES = ("labels", "functions")
@@ -136,90 +136,114 @@ class Coreset:
         object.__setattr__(self, "max_points", positive_count("max_points", max_points))
 
 
-class _Kept(NamedTuple):
-    """What is kept of one task: inputs, with targets if labels are used."""
+class KeptOfTask(nn.Module):
+    """What is kept of a task: its head, and inputs and targets, which have no rows if they are not kept."""
 
-    head: int
-    x: Tensor | None
-    y: Tensor | None
-    #: The classes of the whole task, without targets that are not classes.
-    classes: frozenset[int]
+    head: Tensor
+    x: Tensor
+    y: Tensor
+
+    def __init__(self, head: Tensor, x: Tensor, y: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("head", head)
+        self.register_buffer("x", x)
+        self.register_buffer("y", y)
+
+    @property
+    def kind(self) -> str:
+        """What is kept, in words."""
+        if len(self.y):
+            return "rows with labels"
+        return "inputs" if len(self.x) else "the head alone"
 
 
-class KeptRows:
-    """The coresets of the tasks of a stream, chosen task by task on access."""
+class KeptRows(nn.ModuleList):
+    """What a chain keeps of its tasks, in their order. Loading a state adds and removes tasks to match the state."""
 
-    def __init__(self, coreset: Coreset, stream: TaskStream, seed: int) -> None:
-        self.coreset, self._stream, self._seed = coreset, stream, seed
-        self._kept: dict[int, _Kept] = {}
+    @property
+    def tasks(self) -> list[KeptOfTask]:
+        """What is kept of each task."""
+        return cast(list[KeptOfTask], list(self))
 
-    def rest(self, number: int) -> Pair:
-        """Choose what to keep of a task, and return the rows to learn from."""
-        task = self._stream[number]
-        x: Tensor | None = None
-        y: Tensor | None = None
-        rest = task.train
-        if self.coreset.inputs == "kept":
-            x, y, rest = self._chosen(task)
-        targets = task.train[1]
-        classes = [] if targets.is_floating_point() else targets.unique().tolist()
-        self._kept[number] = _Kept(task.head, x, y, frozenset(classes))
-        return rest
-
-    def _chosen(self, task: Task) -> tuple[Tensor, Tensor | None, Pair]:
-        """Choose inputs of a task, with targets if labels are used, and return them with the rows to learn from."""
-        x = task.train[0]
-        size = self.coreset.size
-        if size >= num_rows(x):
-            raise ValueError(
-                f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {size}"
-            )
-        chosen = self.coreset.choose(x, size, seed=self._seed)
-        if self.coreset.use == "labels" or not chosen.is_floating_point():
-            (x, y), rest = split_coreset(task.train, chosen)
-            return x, y if self.coreset.use == "labels" else None, rest
-        if (
-            len(chosen) != size
-            or chosen.shape[1:] != x.shape[1:]
-            or not bool(chosen.isfinite().all())
-        ):
-            raise ValueError(
-                f"choose must return {size} indices or finite inputs of shape {list(x.shape[1:])} for task "
-                f"{task.name!r}, got {list(chosen.shape)}"
-            )
-        return chosen.to(x), None, task.train
-
-    def labeled(self, numbers: range) -> Pair:
+    def labeled(self, numbers: slice) -> Pair:
         """Return the kept rows of tasks with their labels, one task after another."""
-        kept = [self._of(number) for number in numbers]
-        x, y = zip(*[(rows.x, rows.y) for rows in kept], strict=True)
-        return torch.cat(x), torch.cat(y)
+        kept = self.tasks[numbers]
+        return torch.cat([rows.x for rows in kept]), torch.cat([rows.y for rows in kept])
 
-    def inputs_before(self, number: int) -> dict[int, Tensor]:
-        """Return the inputs at which functions are held while a task is learned, by the heads of earlier tasks."""
-        task: Task = self._stream[number]
-        earlier = [self._of(before) for before in range(number)]
-        if self.coreset.inputs == "current":
-            return dict.fromkeys((kept.head for kept in earlier), self._chosen(task)[0])
+    def inputs_by_head(self, task: Task) -> dict[int, Tensor]:
+        """Return the kept inputs by the heads of their tasks; those under the head of ``task`` must be like its own."""
         inputs: dict[int, list[Tensor]] = {}
-        for kept in earlier:
-            assert kept.x is not None
-            inputs.setdefault(kept.head, []).append(kept.x)
-            if kept.head == task.head and kept.x.shape[1:] != task.train[0].shape[1:]:
+        for kept in self.tasks:
+            head = int(kept.head)
+            inputs.setdefault(head, []).append(kept.x)
+            if head == task.head and kept.x.shape[1:] != task.train[0].shape[1:]:
                 raise ValueError(
                     f"inputs of task {task.name!r} must have the shape of those that coreset keeps under head "
                     f"{task.head}, {list(kept.x.shape[1:])}, got {list(task.train[0].shape[1:])}"
                 )
         return {head: torch.cat(parts) for head, parts in inputs.items()}
 
-    def new_classes(self, number: int) -> list[int]:
-        """Return the classes of a task that no earlier task under its head had, if there was one."""
-        new = self._of(number)
-        earlier = [self._of(before) for before in range(number)]
-        known = [kept.classes for kept in earlier if kept.head == new.head]
-        return sorted(new.classes.difference(*known)) if known else []
+    def check(self, coreset: Coreset | None, learned: Sequence[str]) -> None:
+        """Raise a ValueError that names a task of which something else is kept than a coreset keeps."""
+        given = "nothing"
+        if coreset is not None and coreset.use == "labels":
+            given = "rows with labels"
+        elif coreset is not None:
+            given = "inputs" if coreset.inputs == "kept" else "the head alone"
+        for number, name in enumerate(learned):
+            kept = self.tasks[number].kind if number < len(self) else "nothing"
+            if kept != given:
+                raise ValueError(
+                    f"coreset must keep {kept}, as the chain does of task {name!r}, got {given}"
+                )
+        if len(self) > len(learned):
+            raise ValueError(
+                f"after must be the matrix of the {len(self)} tasks of which the chain keeps "
+                f"{self.tasks[-1].kind}, got one of {len(learned)} tasks; for other tasks make a new chain"
+            )
 
-    def _of(self, number: int) -> _Kept:
-        if number not in self._kept:
-            self.rest(number)
-        return self._kept[number]
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Tensor], prefix: str, *args: object, **kwargs: object
+    ) -> None:
+        saved: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in state_dict.items():
+            if key.startswith(prefix):
+                number, _, name = key[len(prefix) :].partition(".")
+                saved.setdefault(number, {})[name] = torch.empty_like(tensor)
+        del self[:]
+        for number in sorted(saved, key=int):
+            self.append(KeptOfTask(**saved[number]))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def keep(coreset: Coreset, task: Task, seed: int) -> tuple[KeptOfTask, Pair]:
+    """Choose what to keep of a task, and return it with the rows to learn from."""
+    x, y = task.train
+    rest = task.train
+    if coreset.inputs == "kept":
+        x, y, rest = choose(coreset, task, seed)
+    else:
+        x = x[:0]
+    if coreset.use == "functions":
+        y = y[:0]
+    return KeptOfTask(torch.tensor(task.head), x.detach().clone(), y.clone()), rest
+
+
+def choose(coreset: Coreset, task: Task, seed: int) -> tuple[Tensor, Tensor, Pair]:
+    """Choose inputs of a task, and return them, with their targets if they are rows, and the rows to learn from."""
+    x, y = task.train
+    size = coreset.size
+    if size >= num_rows(x):
+        raise ValueError(
+            f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {size}"
+        )
+    chosen = coreset.choose(x, size, seed=seed)
+    if coreset.use == "labels" or not chosen.is_floating_point():
+        kept, rest = split_coreset(task.train, chosen)
+        return *kept, rest
+    if len(chosen) != size or chosen.shape[1:] != x.shape[1:] or not bool(chosen.isfinite().all()):
+        raise ValueError(
+            f"choose must return {size} indices or finite inputs of shape {list(x.shape[1:])} for task "
+            f"{task.name!r}, got {list(chosen.shape)}"
+        )
+    return chosen.to(x), y[:0], task.train

@@ -11,19 +11,22 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True, eq=False)
 class AccuracyMatrix:
     r"""Test accuracy on each task after learning each task, and the measures that follow from it.
 
-    In the formulas :math:`R_{i,j}` is ``values[i, j]`` and :math:`T` is the number of tasks; tasks count from zero.
+    In the formulas :math:`R_{i,j}` is ``values[i, j]``, :math:`b_j` is ``baseline[j]`` and :math:`T` is the number of
+    tasks; tasks count from zero.
 
     Source: Lopez-Paz and Ranzato (2017), *Gradient Episodic Memory for Continual Learning*, section 2.
 
     :param values: accuracy on task j after learning tasks 0 to i as entry ``[i, j]``, shape ``[T, T]``. The row of a
         task that is not learned is all NaN. In other rows, only entries above the diagonal can be NaN.
     :param names: one name per task.
+    :param baseline: accuracy of an untrained model on each task, shape ``[T]``, NaN where not measured.
 
     Example::
 
@@ -35,6 +38,7 @@ class AccuracyMatrix:
 
     values: Tensor
     names: tuple[str, ...]
+    baseline: Tensor | None = None
 
     @classmethod
     def empty(cls, names: Sequence[str]) -> AccuracyMatrix:
@@ -64,6 +68,31 @@ class AccuracyMatrix:
         values[i] = math.nan
         values[i, : len(row)] = row
         return replace(self, values=values)
+
+    def with_more_tasks(self, names: Sequence[str]) -> AccuracyMatrix:
+        """Make room for more tasks.
+
+        :param names: the names of all tasks; those of this matrix come first.
+        :returns: a new matrix, with NaN for the new tasks.
+        """
+        more = len(names) - len(self.names)
+        values = pad(self.values, (0, more, 0, more), value=math.nan)
+        baseline = pad(self._untrained, (0, more), value=math.nan)
+        return AccuracyMatrix(values, tuple(names), baseline)
+
+    def with_next(self, i: int, accuracy: float, baseline: float) -> AccuracyMatrix:
+        """Add the accuracies on task ``i`` before it is learned.
+
+        :param i: number of the task, at least one.
+        :param accuracy: accuracy after learning the tasks before it.
+        :param baseline: accuracy of an untrained model.
+        :returns: a new matrix.
+        """
+        values = self.values.clone()
+        values[i - 1, i] = accuracy
+        untrained = self._untrained.clone()
+        untrained[i] = baseline
+        return replace(self, values=values, baseline=untrained)
 
     @property
     def learned(self) -> Tensor:
@@ -106,6 +135,28 @@ class AccuracyMatrix:
         return float((self.values[-1] - self.learned)[:-1].mean())
 
     @property
+    def forward_transfer(self) -> float:
+        r"""The gain over an untrained model on each task just before it is learned; positive if earlier tasks help.
+
+        .. math:: \mathrm{FWT} = \frac{1}{T - 1} \sum_{j=1}^{T-1} R_{j-1,j} - b_j
+
+        Source: Lopez-Paz and Ranzato (2017), equation 4, where the untrained model is a network as it was initialized.
+        Here it is the model under its own prior.
+
+        :raises ValueError: with one task only, or without the accuracies on tasks before they were learned, which
+            ``train_stream(..., forward_transfer=True)`` measures.
+        """
+        self._need_two_tasks("forward_transfer")
+        gains = self.values.diagonal(1) - self._untrained[1:]
+        for name, gain in zip(self.names[1:], gains.tolist(), strict=True):
+            if math.isnan(gain):
+                raise ValueError(
+                    f"values and baseline must have accuracies on task {name!r} before it was learned, got NaN; "
+                    "train_stream(..., forward_transfer=True) measures them"
+                )
+        return float(gains.mean())
+
+    @property
     def forgetting(self) -> float:
         r"""The loss from the best accuracy that each task had since it was learned; negative for a gain.
 
@@ -120,6 +171,13 @@ class AccuracyMatrix:
         before = torch.ones_like(self.values, dtype=torch.bool).triu(1)
         best = self.values.masked_fill(before, -math.inf)[:-1].max(0).values
         return float((best - self.values[-1])[:-1].mean())
+
+    @property
+    def _untrained(self) -> Tensor:
+        """The accuracies of an untrained model, NaN where not measured."""
+        if self.baseline is None:
+            return torch.full_like(self.learned, math.nan)
+        return self.baseline
 
     def _need_two_tasks(self, measure: str) -> None:
         if len(self.names) < 2:

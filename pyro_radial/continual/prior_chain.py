@@ -29,6 +29,7 @@ from torch.distributions.constraints import Constraint
 from pyro_radial._pyro.checks import check_flag, check_items, check_types, positive_float
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
+from pyro_radial.continual.coresets import KeptRows
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import moment_matched, moments
 from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
@@ -78,10 +79,15 @@ class PriorChain(UnderPriors):
 
     unless it has fallen; the mean stays the posterior's. A chain of normals forgets where weights are correlated; a
     weight of two holds them better, and a large one leaves little to learn with. Below one, the precision is a decaying
-    mean over all past posteriors. A fresh chain around the same model loads the ``state_dict()``, which has the priors.
+    mean over all past posteriors. Counting data more than once is likelihood tempering, as in Generalized Variational
+    Continual Learning; the default, one, is Bayes' rule.
 
-    Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3; for the weight, Kirkpatrick et al.
-    (2017), *Overcoming catastrophic forgetting in neural networks*, equation 3.
+    A fresh chain around the same model loads the ``state_dict()``, which has the priors, and the rows that
+    :func:`~pyro_radial.continual.train_stream` keeps.
+
+    Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3; for the weight, Loo, Swaroop and Turner
+    (2021), *Generalized Variational Continual Learning*, and Kirkpatrick et al. (2017), *Overcoming catastrophic
+    forgetting in neural networks*, equation 3.
 
     :param model: a Pyro model, a function or a module.
     :param str form: "normal" for the normal of the posterior's moments, "exact" for the posterior itself.
@@ -122,11 +128,14 @@ class PriorChain(UnderPriors):
         if form == "exact" and weight != 1.0:
             raise ValueError(f"weight must be 1.0 with form='exact', got {weight}")
         self.chained = StoredDistributions()
+        #: What a coreset keeps of each task of a stream.
+        self.kept = KeptRows()
         self._compared: set[str] = set()
         # Names that were given as they are: a run of the model shows whether it has such sites.
         self._given: set[str] = set()
         # The plates of each observed site.
         self._observed: set[frozenset[Any]] = set()
+        self.register_load_state_dict_post_hook(_report_unknown_sites)
 
     @property
     def prior(self) -> dict[str, Any]:
@@ -145,7 +154,7 @@ class PriorChain(UnderPriors):
         return {
             name: value
             for name, value in self.state_dict().items()
-            if not name.startswith("chained.")
+            if not name.startswith(("chained.", "kept."))
         }
 
     def guide(
@@ -290,6 +299,14 @@ class PriorChain(UnderPriors):
         self._compared.clear()
         self._given.clear()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _report_unknown_sites(chain: PriorChain, keys: Any) -> None:
+    """Add loaded priors of sites that the model does not have to the unexpected keys that torch reports."""
+    network = find_network(chain.model)
+    if network is not None and network.bnn.has_plain_sites:
+        unknown = set(chain.chained) - network.sites
+        keys.unexpected_keys.extend(f"prior of site '{name}'" for name in sorted(unknown))
 
 
 def _weighted(prior: Any, weight: float, posterior: Any) -> Any:

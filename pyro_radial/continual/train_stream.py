@@ -3,7 +3,6 @@
 
 """Training on a stream of tasks, each with the last posterior as its prior."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyro
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import (
@@ -26,7 +25,7 @@ from pyro_radial._pyro.checks import (
     random_seed,
     states,
 )
-from pyro_radial.continual.coresets import Coreset, KeptRows
+from pyro_radial.continual.coresets import Coreset, choose, keep
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
@@ -35,6 +34,7 @@ from pyro_radial.infer.autoguide import AutoRadial
 from pyro_radial.infer.data import Rows, num_rows
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.checkpoint import Checkpoint, copied
 from pyro_radial.infer.training.fit import fit
 from pyro_radial.infer.training.settings import data_settings, described, likelihood_settings
@@ -47,7 +47,7 @@ PARTS = ("test", "validation")
 # The stream decides these options of fit.
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
 # Stages of one task. Each has its own random numbers, so it can be run again alone.
-TRAINING, CORESET, PREDICTION = 0, 1, 2
+TRAINING, CORESET, PREDICTION, UNTRAINED = 0, 1, 2, 3
 SAVED = ("settings", "done", "values", "chain", "model", "described", "data", "parts")
 
 
@@ -58,7 +58,9 @@ def train_stream(
     *,
     coreset: Coreset | None = None,
     first_task: Mapping[str, Any] | None = None,
+    after: AccuracyMatrix | None = None,
     measure_on: str = "test",
+    forward_transfer: bool = False,
     num_samples: int = 64,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -69,7 +71,13 @@ def train_stream(
 
     For each task :func:`~pyro_radial.fit` trains a guide of the chain, whose posterior becomes the chain's prior and
     makes the predictions. With several heads (:class:`~pyro_radial.nn.MultiHead`) each task uses its own; the others
-    are not trained, unless functions under them are kept. The page on chains has a recipe against forgetting.
+    are not trained, unless functions under them are kept. The settings of measured runs are in
+    :mod:`~pyro_radial.continual.recipes`.
+
+    A stream can grow. To learn more tasks, call it again with the same chain and a stream that begins with the tasks
+    learned so far: with the same ``checkpoint``, or else with the matrix of the last call as ``after``. Earlier tasks
+    are only measured again. The result is bit for bit that of one call with all tasks. What a coreset keeps is part of
+    the chain's ``state_dict()``.
 
     :param PriorChain chain: a chain around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
         prior is the last posterior. A likelihood made without ``num_data`` takes each task's.
@@ -78,16 +86,21 @@ def train_stream(
         ``lambda chain: chain.guide(AutoRadial)``.
     :param Coreset coreset: rows to keep, to train on or to hold functions at; none by default.
     :param Mapping first_task: options of :func:`~pyro_radial.fit` for the first task that differ from the others.
+    :param AccuracyMatrix after: the matrix that an earlier call returned; its tasks begin the stream and are learned.
+        A checkpoint that exists is used instead.
     :param str measure_on: "test" or "validation".
+    :param bool forward_transfer: whether to measure each task before it is learned, too, for
+        ``AccuracyMatrix.forward_transfer``; this takes two more predictions for each task.
     :param int num_samples: number of posterior draws for a prediction.
     :param int seed: seed of all random numbers here; create the model from a seed too.
     :param checkpoint: a folder. A killed run resumes from there when it is called again with the same model and
-        settings, and ends bit for bit like an undisturbed one.
+        settings, and ends bit for bit like an undisturbed one. A finished run goes on if the stream has more tasks.
     :param bool progress: whether to show progress.
     :param fit_options: options of :func:`~pyro_radial.fit`, such as ``epochs``, ``batch_size``, ``optim`` and ``loss``.
     :returns: the accuracies, ``values[i, j]`` on task j after learning task i.
     :raises ValueError: naming the argument or the task: a task without the part to measure on, a coreset as large as
-        its task, a network without the task's head, or a checkpoint of another model or other settings.
+        its task, a network without the task's head, inputs or classes, a coreset that keeps something else than the
+        chain has, a stream that lacks a task learned before, or a checkpoint of another model or other settings.
 
     Example::
 
@@ -100,8 +113,10 @@ def train_stream(
         >>> tasks = [Task(name, (x, x.argmax(-1)), (x, x.argmax(-1))) for name, x in parts.items()]
         >>> stream = TaskStream.of(tasks, num_outputs=4)
         >>> model = SupervisedModel(BayesianModule(torch.nn.Linear(4, 4)), likelihoods.Categorical())
-        >>> matrix = train_stream(PriorChain(model), stream, epochs=20, batch_size=50, progress=False,
-        ...                       optim=partial(torch.optim.Adam, lr=0.1))
+        >>> chain = PriorChain(model)
+        >>> options = {"epochs": 20, "batch_size": 50, "optim": partial(torch.optim.Adam, lr=0.1), "progress": False}
+        >>> first = train_stream(chain, stream[:1], **options)
+        >>> matrix = train_stream(chain, stream, after=first, **options)
         >>> matrix.values.shape
         torch.Size([2, 2])
     """
@@ -109,7 +124,9 @@ def train_stream(
     _check_options(chain, measure_on, coreset, fit_options, first_task)
     positive_count("num_samples", num_samples)
     random_seed("seed", seed, bits=64)
+    check_flag("forward_transfer", forward_transfer)
     check_flag("progress", progress)
+    check_types(AccuracyMatrix | None, after=after)
     folder = optional(path_of, "checkpoint", checkpoint)
     guide = partial(PriorChain.guide, guide_type=AutoRadial) if guide is None else guide
     if not isinstance(stream, TaskStream):
@@ -121,7 +138,7 @@ def train_stream(
         chain,
         stream,
         guide,
-        None if coreset is None else KeptRows(coreset, stream, seed),
+        coreset,
         measure_on,
         num_samples,
         seed,
@@ -130,13 +147,15 @@ def train_stream(
         folder,
     )
     with run.file or nullcontext(), _unchanged_on_refusal(chain):
-        done, matrix = run.begin()
+        done, matrix = run.begin(after)
         left = range(done, len(stream))
         for number in tqdm(
             left, desc="tasks", initial=done, total=len(stream), disable=not progress
         ):
+            if forward_transfer and number:
+                matrix = matrix.with_next(number, *run.accuracies_before(number))
             run.learn(number)
-            matrix = matrix.with_row(number, run.accuracies(number))
+            matrix = matrix.with_row(number, run.accuracies(number, range(number + 1)))
             run.save(number + 1, matrix)
     return matrix
 
@@ -185,7 +204,7 @@ class _StreamRun:
     chain: PriorChain
     stream: TaskStream
     guide: Callable[[PriorChain], Any]
-    kept: KeptRows | None
+    coreset: Coreset | None
     measure_on: str
     num_samples: int
     seed: int
@@ -205,7 +224,10 @@ class _StreamRun:
     def learn(self, number: int) -> None:
         """Train on one task, and make its posterior the prior."""
         task = self.stream[number]
-        rest = task.train if self.kept is None else self.kept.rest(number)
+        kept = None
+        rest = task.train
+        if self.coreset is not None:
+            kept, rest = keep(self.coreset, task, self.seed)
         self._measured(task)
         if self.folder is not None:
             self._data_of(number)  # While the task is in memory.
@@ -213,43 +235,56 @@ class _StreamRun:
         if number == 0:
             options.update(self.first_task)
         also: list[int] = []
-        if self.kept is not None and self.kept.coreset.use == "functions" and number:
+        if self.coreset is not None and self.coreset.use == "functions" and number:
             options["loss"], heads = self._loss_with_functions(
-                self.kept, number, options.get("loss")
+                self.coreset, task, options.get("loss")
             )
             # The sites of these heads are trained too.
             also = [head for head in heads if head != task.head]
+        self._check_network(task)
         self.chain.advance(self._train(task, rest, (number, TRAINING, 0), options, also))
+        if kept is not None:
+            self.chain.kept.append(kept.to(device_of(self.chain)))
+
+    def _check_network(self, task: Task) -> None:
+        """Raise a ValueError that names the task if the network cannot have its inputs or classes."""
+        for part in dict.fromkeys(("train", self.measure_on)):
+            x, y = getattr(task, part)
+            f = self._predicted(self.chain, _nothing, task, x[:1], 1).samples[0]
+            try:
+                self.chain.likelihood.check_target(f.expand(len(y), *f.shape[1:]), y.to(f.device))
+            except ValueError as error:
+                raise ValueError(f"task {task.name!r}: {part}: {error}") from error
+        # Heads may differ in their numbers of outputs.
+        if self.stream.num_heads == 1 and self.stream.num_outputs > f.shape[-1]:
+            raise ValueError(
+                f"task {task.name!r}: the network of chain must have the num_outputs of stream, "
+                f"{self.stream.num_outputs}, got {f.shape[-1]}"
+            )
 
     def _loss_with_functions(
-        self, kept: KeptRows, number: int, loss: TermsELBO | None
+        self, coreset: Coreset, task: Task, loss: TermsELBO | None
     ) -> tuple[FunctionChainELBO, list[int]]:
         """Make the loss that holds functions at kept inputs, and return it with the heads of these."""
         if loss is None:
             loss = TermsELBO()
-        coreset = kept.coreset
         device = device_of(self.chain)
-        name = self.stream.names[number]
-        # A single head has the inputs of all tasks but the last in the end.
-        grows = self.stream.num_heads == 1 and coreset.inputs == "kept"
-        capacity = coreset.size * (len(self.stream) - 1) if grows else 0
-        inputs = kept.inputs_before(number)
+        if coreset.inputs == "kept":
+            inputs = self.chain.kept.inputs_by_head(task)
+        else:
+            x = choose(coreset, task, self.seed)[0]
+            inputs = {int(kept.head): x for kept in self.chain.kept.tasks}
         try:
             memories = [
-                FunctionMemory.of(self.chain, x.to(device), head, capacity=capacity)
+                FunctionMemory.of(
+                    self.chain, x.to(device), head, capacity=_room(len(x), coreset.size)
+                )
                 for head, x in inputs.items()
             ]
         except ValueError as error:
             raise ValueError(
-                f"coreset must have functions to keep before task {name!r}, but {error}"
+                f"coreset must have functions to keep before task {task.name!r}, but {error}"
             ) from error
-        new = kept.new_classes(number)
-        if new:
-            warnings.warn(
-                f"task {name!r} has classes {new}, which no earlier task under its head had; the functions that the "
-                "coreset holds may keep it from learning them. Give each task its own head.",
-                stacklevel=4,
-            )
         holding = FunctionChainELBO(
             memories,
             loss.num_particles,
@@ -299,28 +334,36 @@ class _StreamRun:
 
     # Measuring.
 
-    def accuracies(self, learned: int) -> list[float]:
-        """Measure the accuracies on all tasks so far, after learning the task of number ``learned``."""
-        numbers = range(learned + 1)
-        if self.kept is None or self.kept.coreset.use == "functions":
+    def accuracies(self, learned: int, numbers: Sequence[int]) -> list[float]:
+        """Measure the accuracies on tasks after learning the task of number ``learned``."""
+        if self.coreset is None or self.coreset.use == "functions":
             return [self._accuracy(_nothing, learned, number) for number in numbers]
         if self.stream.num_heads == 1:
-            with self._refined(self.kept.labeled(numbers), learned, learned) as guide:
+            with self._refined(slice(learned + 1), learned, learned) as guide:
                 return [self._accuracy(guide, learned, number) for number in numbers]
         result = []
         for number in numbers:
-            own = self.kept.labeled(range(number, number + 1))
-            with self._refined(own, learned, number) as guide:
+            if number > learned:  # Nothing of this task is kept yet.
+                result.append(self._accuracy(_nothing, learned, number))
+                continue
+            with self._refined(slice(number, number + 1), learned, number) as guide:
                 result.append(self._accuracy(guide, learned, number))
         return result
 
+    def accuracies_before(self, number: int) -> tuple[float, float]:
+        """Measure the accuracies on the task of this number before it is learned: the chain's, and without training."""
+        self._check_network(self.stream[number])
+        (before,) = self.accuracies(number - 1, [number])
+        return before, self._accuracy(_nothing, number - 1, number, UNTRAINED)
+
     @contextmanager
-    def _refined(self, kept: Pair, learned: int, number: int) -> Iterator[Any]:
-        """Train a guide on kept rows with the head of this task, and restore the chain afterwards."""
-        assert self.kept is not None
+    def _refined(self, tasks: slice, learned: int, number: int) -> Iterator[Any]:
+        """Train a guide on the kept rows of tasks with the head of this task, and restore the chain afterwards."""
+        assert self.coreset is not None
+        kept = self.chain.kept.labeled(tasks)
         before = copied(self.chain.state_dict())
         num_data = self.chain.likelihood.num_data
-        options = {**self.fit_options, **self.kept.coreset.fit_options}
+        options = {**self.fit_options, **self.coreset.fit_options}
         try:
             yield self._train(self.stream[number], kept, (learned, CORESET, number), options)
         finally:
@@ -328,17 +371,34 @@ class _StreamRun:
             if num_data is not None:
                 self.chain.likelihood.train_on(num_data)
 
-    def _accuracy(self, guide: Callable[..., object], learned: int, number: int) -> float:
+    def _accuracy(
+        self,
+        guide: Callable[..., object],
+        learned: int,
+        number: int,
+        stage: int = PREDICTION,
+    ) -> float:
         task = self.stream[number]
         x, y = self._measured(task)
-        self._use_head(task)
-        self._set_seed(learned, PREDICTION, number)
+        self._set_seed(learned, stage, number)
         # Sites that the guide does not have are drawn from the model's prior, which is the chain's posterior.
+        model = self.chain.model if stage == UNTRAINED else self.chain
+        mean = self._predicted(model, guide, task, x, self.num_samples).mean
+        return float(accuracy(mean, y.to(mean.device)))
+
+    def _predicted(
+        self,
+        model: Callable[..., object],
+        guide: Callable[..., object],
+        task: Task,
+        x: Tensor,
+        num_samples: int,
+    ) -> Prediction:
+        self._use_head(task)
         try:
-            mean = predict(self.chain, guide, x, self.num_samples).mean
+            return predict(model, guide, x, num_samples)
         except ValueError as error:
             raise ValueError(f"task {task.name!r} cannot be predicted: {error}") from error
-        return float(accuracy(mean, y.to(mean.device)))
 
     def _measured(self, task: Task) -> Pair:
         data = getattr(task, self.measure_on)
@@ -350,16 +410,40 @@ class _StreamRun:
 
     # Resuming.
 
-    def begin(self) -> tuple[int, AccuracyMatrix]:
-        """Return the number of tasks done and their accuracies, from the checkpoint if there is one."""
+    def begin(self, after: AccuracyMatrix | None) -> tuple[int, AccuracyMatrix]:
+        """Return the number of tasks done and their accuracies: of the checkpoint, if there is one, or ``after``."""
         if self.file is not None:
             state = self.file.load(device_of(self.chain), needed=SAVED)
             if state is not None:
                 return self._resume(self.file, state)
+        done = 0
         matrix = AccuracyMatrix.empty(self.stream.names)
-        # With the chain before the first task, to begin it again.
-        self.save(0, matrix)
-        return 0, matrix
+        if after is not None:
+            self._check_after(after)
+            done = len(after.names)
+            matrix = after.with_more_tasks(self.stream.names)
+        self.chain.kept.check(self.coreset, self.stream.names[:done])
+        # With the chain before the first task to learn, to begin it again.
+        self.save(done, matrix)
+        return done, matrix
+
+    def _check_after(self, after: AccuracyMatrix) -> None:
+        """Raise a ValueError unless the stream begins with tasks that the chain has learned."""
+        given = dict(enumerate(self.stream.names))
+        for number, name in enumerate(after.names):
+            if given.get(number) != name:
+                raise ValueError(
+                    f"stream must begin with the tasks of after: task {number} must be {name!r}, got "
+                    f"{given.get(number)!r}"
+                )
+        if bool(after.values[-1].isnan().any()):
+            raise ValueError(
+                f"after must have all accuracies after its last task, {after.names[-1]!r}, got NaN"
+            )
+        if not self.chain.prior:
+            raise ValueError(
+                "chain must have learned the tasks of after, got a chain that has learned nothing"
+            )
 
     def save(self, done: int, matrix: AccuracyMatrix) -> None:
         """Write everything that the rest of the run depends on."""
@@ -371,6 +455,7 @@ class _StreamRun:
                 "settings": self._settings(),
                 "done": done,
                 "values": matrix.values,
+                "baseline": matrix.baseline,
                 "chain": self.chain.state_dict(),
                 "model": self.chain.model_state(),
                 "described": _described_model(self.chain.model),
@@ -382,7 +467,11 @@ class _StreamRun:
         self._remove_task_files(len(self.stream))
 
     def _resume(self, file: Checkpoint, state: Mapping[str, Any]) -> tuple[int, AccuracyMatrix]:
-        file.check(state["settings"], self._settings())
+        settings = self._settings()
+        tasks = state["settings"].get("tasks", [])
+        # Further tasks may follow.
+        settings["tasks"] = settings["tasks"][: len(tasks)]
+        file.check(state["settings"], settings)
         file.check_entries("model", state["model"], self.chain.model_state())
         file.check(state["described"], _described_model(self.chain.model), "model")
         done = state["done"]
@@ -391,13 +480,15 @@ class _StreamRun:
                 file.check(state["data"][task][part], known, f"{task}.{part}")
         load_states(self._loss_parts(), state["parts"])
         self.chain.load_state_dict(state["chain"])
+        self.chain.kept.check(self.coreset, self.stream.names[:done])
         # A kill just after the last save may have left one.
         self._remove_task_files(done)
-        return done, AccuracyMatrix(state["values"], self.stream.names)
+        matrix = AccuracyMatrix(state["values"], tuple(tasks), state.get("baseline"))
+        return done, matrix.with_more_tasks(self.stream.names)
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings that a checkpoint must have been made with."""
-        coreset = {} if self.kept is None else {**vars(self.kept.coreset)}
+        coreset = {} if self.coreset is None else {**vars(self.coreset)}
         return {
             "form": self.chain.form,
             "weight": self.chain.weight,
@@ -449,6 +540,14 @@ def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
     except ValueError:
         chain.load_state_dict(before)
         raise
+
+
+def _room(rows: int, size: int) -> int:
+    """Return the number of rows to reserve, those of 1, 2, 4, ... tasks, so that a graph serves several tasks."""
+    room = size
+    while room < rows:
+        room *= 2
+    return room
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

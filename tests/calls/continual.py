@@ -3,6 +3,7 @@
 
 """Calls of ``pyro_radial.continual`` and its plots."""
 
+import copy
 import math
 from functools import cache, partial
 
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, fit
-from pyro_radial.continual import Coreset, Task
+from pyro_radial.continual import Coreset, Task, TaskStream, train_stream
+from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Row, some
 from tutorials.streams import class_split_stream
@@ -41,6 +43,20 @@ def trained():
     guide = found.guide(AutoRadial)
     fit(found, guide, (X, Y), epochs=1, batch_size=12, optim=ADAM, progress=False)
     return found, guide
+
+
+@cache
+def learned_once():
+    found = chain()
+    one = TaskStream.of([task()], num_outputs=4)
+    matrix = train_stream(found, one, num_samples=2, epochs=1, batch_size=12, optim=ADAM, progress=False)
+    return found, matrix
+
+
+def learned():
+    """A chain that has learned one task, and its matrix."""
+    found, matrix = learned_once()
+    return copy.deepcopy(found), matrix
 
 
 def task():
@@ -109,8 +125,28 @@ ROWS = [
             guide=some(Lazy(untrained), lambda chain: None, lambda chain: 3),
             coreset=some({"size": 3}, Coreset(100)),
             first_task=some({"seed": 1}, {"num_data": 1}),
+            after=some(Lazy(lambda: learned()[1]), AccuracyMatrix.empty(["a"])),
         ),
     ),
+    Row(
+        "continual.train_stream",
+        lambda: dict(
+            chain=learned()[0],
+            stream=TaskStream.of([task(), Task("b", (X, Y), (X, Y))], num_outputs=4),
+            after=learned()[1],
+            forward_transfer=True,
+            num_samples=2,
+            fit_options=dict(epochs=1, batch_size=12, optim=ADAM),
+        ),
+        dict(
+            stream=some(Lazy(lambda: TaskStream.of([Task("b", (X, Y), (X, Y))], num_outputs=4))),
+            chain=some(Lazy(chain)),
+            coreset=some(Coreset(2)),
+        ),
+        case="more tasks",
+    ),
 ]
-#: train_stream makes a matrix and adds its rows.
-NOT_CALLED = {"continual.measures.AccuracyMatrix.empty", "continual.measures.AccuracyMatrix.with_row"}
+#: train_stream makes a matrix and adds its rows and tasks.
+NOT_CALLED = {
+    f"continual.measures.AccuracyMatrix.{name}" for name in ("empty", "with_more_tasks", "with_next", "with_row")
+}

@@ -306,6 +306,10 @@ def made(guide, one):
     return one.guide(guide, init_stddev=0.1)
 
 
+def made_narrow(guide, one):
+    return one.guide(guide, init_stddev=0.01)
+
+
 def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():
     changing = TermsELBO(kl_weight=lambda step: 0.5)
     box = UniformBox([-1.0] * 4, [1.0] * 4, 3)
@@ -359,10 +363,10 @@ def test_a_model_without_a_function_is_refused_by_task_and_site():
     assert one.prior == {}
 
 
-def test_classes_that_held_functions_forbid_are_said():
-    one = NORMAL(multi_head=False)
-    with pytest.warns(UserWarning, match=r"task 'classes 2, 3' has classes \[2, 3\], which no earlier task under"):
-        learn(one, stream(multi_head=False), coreset=FUNCTIONS)
+def test_new_classes_under_one_head_are_learned_without_a_warning():
+    options = {"coreset": Coreset(6, use="functions"), "guide": partial(made_narrow, AutoMeanField), "epochs": 30}
+    matrix, _ = learn(NORMAL(multi_head=False), stream(multi_head=False), **options)
+    assert matrix.values.tolist()[1] == [1.0, 1.0]
 
 
 def test_a_list_of_tasks_is_told_how_to_become_a_stream():

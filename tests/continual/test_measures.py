@@ -64,3 +64,33 @@ def test_tasks_learned_together_have_the_last_row_alone():
     for measure in ("backward_transfer", "forgetting"):
         with pytest.raises(ValueError, match="row 0, after learning 'a', must be measured"):
             getattr(together, measure)
+
+
+def test_forward_transfer_worked_by_hand():
+    baseline = torch.tensor([NAN, 0.25, 0.3], dtype=torch.float64)
+    done = AccuracyMatrix(matrix(FULL).values, NAMES, baseline)
+    # Task b is at 0.3 after task a, and task c at 0.4 after task b.
+    assert done.forward_transfer == pytest.approx(((0.3 - 0.25) + (0.4 - 0.3)) / 2)
+    assert isinstance(done.forward_transfer, float)
+    # What is above the diagonal matters for nothing else.
+    for measure in ("backward_transfer", "forgetting"):
+        assert getattr(done, measure) == getattr(matrix(LOWER), measure)
+    added = matrix(LOWER).with_next(1, 0.3, 0.25).with_next(2, 0.4, 0.3)
+    assert added.forward_transfer == done.forward_transfer
+    assert added.values.isnan().tolist() == [[False, False, True], [False, False, False], [False, False, False]]
+    for unmeasured in (matrix(FULL), matrix(LOWER).with_next(1, 0.3, 0.25)):
+        with pytest.raises(ValueError, match=r"accuracies on task '[bc]' before it was learned, got NaN"):
+            _ = unmeasured.forward_transfer
+    with pytest.raises(ValueError, match="forward_transfer: names must hold at least two tasks, got 1"):
+        _ = AccuracyMatrix(torch.tensor([[0.5]]), ("only",), baseline[:1]).forward_transfer
+
+
+def test_more_tasks_leave_what_is_measured():
+    two = AccuracyMatrix.empty(NAMES[:2]).with_row(0, [0.9]).with_next(1, 0.3, 0.25).with_row(1, [0.95, 0.8])
+    more = two.with_more_tasks(list(NAMES))
+    assert more.names == NAMES
+    assert more.values[:2, :2].equal(two.values)
+    assert more.values.isnan().tolist() == [[False, False, True], [False, False, True], [True, True, True]]
+    assert more.baseline.isnan().tolist() == [True, False, True]
+    assert two.with_more_tasks(NAMES[:2]).values.equal(two.values)
+    assert more.with_next(2, 0.4, 0.3).with_row(2, [0.5, 0.6, 0.7]).forward_transfer == pytest.approx(0.075)

@@ -31,7 +31,7 @@ STAGES = [
     *[(MODULE, "fit", at, "after") for at in (2, 3)],
     *[(TrainingRun, "step", at, "before") for at in (1, 5, 11)],
     (PriorChain, "advance", 1, "after"),
-    (MODULE, "predict", 3, "after"),
+    (MODULE, "accuracy", 3, "after"),
     # Between the two tasks, and after the last.
     *[(MODULE._StreamRun, name, at, "before") for at in (2, 3) for name in ("save", "_remove_task_files")],
 ]
