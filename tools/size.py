@@ -33,7 +33,7 @@ LIMITS = {
     "long lines": 1.7,
 }
 #: Single files that users import from.
-PUBLIC_MODULES = ("likelihoods.py", "botorch.py", "botorch_models.py", "sklearn.py")
+PUBLIC_MODULES = ("likelihoods.py", "recipes.py", "botorch.py", "botorch_models.py", "sklearn.py")
 COLUMNS = 100
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -3,7 +3,6 @@
 
 """What the continual learning experiments share: data, networks, the methods compared, and one run of one of them."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from shutil import rmtree
 from time import process_time
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyro
 import pyro.distributions as dist
@@ -34,10 +33,12 @@ from pyro_radial import (
 from pyro_radial.continual import (
     Coreset,
     TaskStream,
+    recipes,
     train_stream,
 )
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.measures import AccuracyMatrix
+from pyro_radial.continual.recipes import Rates, Recipe
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
 from pyro_radial.nn import MultiHead, likelihoods
@@ -72,17 +73,6 @@ class PublishedChain(PriorChain):
 
 def published(radial: RadialNormal) -> PublishedRadial:
     return PublishedRadial(radial.loc, radial.scale, radial.event_dim)
-
-
-class Rates(NamedTuple):
-    """The settings of Amsgrad for a parameter of a guide, by its name."""
-
-    means: float
-    scales: float
-
-    def __call__(self, name: str) -> dict[str, Any]:
-        """As Pyro's optimizers ask."""
-        return {"lr": self.scales if ".scales." in name else self.means, "amsgrad": True}
 
 
 @dataclass(frozen=True)
@@ -162,16 +152,14 @@ class Tuned(Setting):
         return options
 
 
+def fields(recipe: Recipe, *names: str) -> Mapping[str, Any]:
+    """Some settings of a recipe, which have the same names here."""
+    return MappingProxyType({name: getattr(recipe, name) for name in names})
+
+
 #: Little noise, and a first prior near He's start that weighs little.
-LOCAL_NOISE = MappingProxyType(
-    {
-        "init_stddev": 0.03,
-        "learning_rate": 3e-3,
-        "scale_rate": 1e-2,
-        "prior_stddev": 0.1,
-        "noise": "local",
-        "first_kl": 0.1,
-    }
+LOCAL_NOISE = fields(
+    recipes.nothing_kept(), "init_stddev", "learning_rate", "scale_rate", "prior_stddev", "noise", "first_kl"
 )
 
 
@@ -317,9 +305,7 @@ def learn(
     model = SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local")
     chain = make_chain(method, model, getattr(setting, "past_weight", 1.0))
     began = process_time()
-    with without_advice_on_widths(), warnings.catch_warnings():
-        # One head for all classes is what some experiments measure.
-        warnings.filterwarnings("ignore", ".* has classes .* which no earlier task under its head had")
+    with without_advice_on_widths():
         matrix = train_stream(
             chain,
             stream,

@@ -32,11 +32,13 @@ from benchmarks.continual._chains import (
     LOCAL_NOISE,
     Holding,
     Tuned,
+    fields,
     learn,
     permuted_mnist,
     row_keys,
     split_images,
 )
+from pyro_radial.continual import recipes
 
 NOTHING = Holding()
 SPLIT_MNIST = partial(split_images, "mnist")
@@ -111,7 +113,7 @@ def natural(epochs: int, rate: float, curvature: float, decay: float) -> Tuned:
 
 #: From the inputs of the task in training: rows, and images of one color.
 CURRENT = partial(functions, size=2000, inputs="current")
-ALONE = {"init_stddev": 0.01, "later_kl": 0.0}
+ALONE = fields(recipes.functions(heads=True), "init_stddev", "later_kl")
 BOUNDED = {"init_stddev": 0.005, "noise": "local"}
 
 LINES = {

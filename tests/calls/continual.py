@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, fit
-from pyro_radial.continual import Coreset, Task, TaskStream, train_stream
+from pyro_radial.continual import Coreset, Task, TaskStream, recipes, train_stream
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Row, some
@@ -145,6 +145,9 @@ ROWS = [
         ),
         case="more tasks",
     ),
+    Row("continual.recipes.nothing_kept", lambda: dict(heads=True)),
+    Row("continual.recipes.functions", lambda: dict(size=3, heads=True)),
+    Row("continual.recipes.Recipe.chain", lambda: dict(net=nn.Linear(4, 4)), on=recipes.nothing_kept),
 ]
 #: train_stream makes a matrix and adds its rows and tasks.
 NOT_CALLED = {
