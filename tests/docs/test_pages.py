@@ -116,6 +116,8 @@ PROMISES = {
         and [(task.name, task.head) for task in scope["own"]] == [("0-4", 0), ("5-9", 1)]
         and scope["own_matrix"].average_accuracy > 0.9
         and scope["own_matrix"].average_accuracy == float(scope["own_matrix"].values[-1].mean())
+        and torch.equal(scope["grown"].values[0, 0], scope["first"].values[0, 0])
+        and scope["grown"].average_accuracy > 0.9
     ),
     "not_learning": lambda scope: (
         scope["diagnosis"].noise > scope["diagnosis"].signal
