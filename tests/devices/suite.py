@@ -396,18 +396,23 @@ def test_chains(guide, form):
     assert_same(case)
 
 
-def test_streams():
+@pytest.mark.parametrize("coreset", [Coreset(6, fit_options={"epochs": 1}), Coreset(6, use="functions")])
+def test_streams(coreset):
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(24) % 4
     rows = 3.0 * torch.eye(4)[y] + 0.3 * torch.randn(24, 4, generator=generator), y
     stream = class_split_stream(rows, rows, multi_head=True)
-    coreset = Coreset(6, fit_options={"epochs": 1})
 
     def case(device):
         net = MultiHead(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), [nn.Linear(5, 2) for _ in range(2)])
         chain = PriorChain(SupervisedModel(BayesianModule(net), likelihoods.Categorical()).to(device))
-        matrix = train_stream(chain, stream, coreset=coreset, **{**FIT, "num_samples": 3})
-        return matrix.values.nan_to_num(-1.0).tolist(), chain.state_dict()
+        options = {"coreset": coreset, "forward_transfer": True, **FIT, "num_samples": 3}
+        first = train_stream(chain, stream[:1], **options)
+        # What is kept moves with the chain.
+        twin = copy.deepcopy(chain).to(CPU).to(device)
+        matrix = train_stream(twin, stream, after=first, **options)
+        assert {value.device.type for value in twin.kept.buffers()} == {torch.device(device).type}
+        return matrix.values.nan_to_num(-1.0).tolist(), twin.state_dict()
 
     assert_same(case)
 
