@@ -24,8 +24,8 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 15_493,
-    "public names": 93,
+    "statements": 15_661,
+    "public names": 95,
     "comprehensions": 4.03,
     "nested comprehensions": 0.17,
     "tuple assignments": 0.67,
