@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
+from benchmarks.uncertainty.lenet5 import lenet
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
@@ -44,6 +45,8 @@ class Problem(NamedTuple):
     batch: int = 32
     particles: int = 1
     device: str = "cpu"
+    #: Whether the network is the LeNet of :mod:`benchmarks.uncertainty.lenet5`, on images.
+    lenet: bool = False
 
     @property
     def sizes(self) -> list[int]:
@@ -53,12 +56,13 @@ class Problem(NamedTuple):
     def data(self) -> tuple[Tensor, Tensor]:
         """One batch."""
         torch.manual_seed(0)
-        return torch.randn(self.batch, INPUTS, device=self.device), torch.randint(
-            CLASSES, (self.batch,), device=self.device
-        )
+        shape = (self.batch, 1, 28, 28) if self.lenet else (self.batch, INPUTS)
+        return torch.randn(shape, device=self.device), torch.randint(CLASSES, (self.batch,), device=self.device)
 
     def network(self, linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
         """Layers of this kind with rectifiers between them."""
+        if self.lenet:
+            return lenet(0.0).to(self.device)
         layers = [layer for i, o in pairwise(self.sizes) for layer in (linear(i, o), nn.ReLU())]
         return nn.Sequential(*layers[:-1]).to(self.device)
 

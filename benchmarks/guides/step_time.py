@@ -7,6 +7,7 @@ python -m benchmarks.guides.step_time
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,20 @@ from matplotlib.figure import Figure
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table, medians
 from benchmarks.guides._contenders import CONTENDERS, OURS, PEERS, PLAIN, Problem, available, bytes_per_weight
 
+#: Who is timed on LeNet, at the default batch size of ``fit``.
+ON_LENET = (
+    PLAIN,
+    "plain, fused Adam",
+    "AutoRadial, SVI",
+    "AutoRadial, eager",
+    "AutoRadial, compiled",
+    "AutoRadial, natural gradient, eager",
+    "AutoRadial, natural gradient, compiled",
+    "AutoMeanField, eager",
+    "AutoMeanField, compiled",
+)
+LENET_BATCH = 128
+
 
 class Size(NamedTuple):
     """The hidden layers, the batches with the turns of each, and who takes part."""
@@ -24,11 +39,15 @@ class Size(NamedTuple):
     hidden: tuple[int, ...] = (200, 200, 200, 200)
     rounds: tuple[tuple[int, int], ...] = ((32, 100), (128, 60), (1024, 20))
     names: tuple[str, ...] = tuple(CONTENDERS)
+    lenet_rounds: int = 60
+    on_lenet: tuple[str, ...] = ON_LENET
 
 
 SIZES = {
     "default": Size(),
-    "small": Size((8,), ((32, 2),), (PLAIN, "Pyro's AutoNormal", "AutoRadial, eager", "AutoRadial, recorded")),
+    "small": Size(
+        (8,), ((32, 2),), (PLAIN, "Pyro's AutoNormal", "AutoRadial, eager", "AutoRadial, recorded"), 2, ON_LENET[:4:3]
+    ),
 }
 NATURAL = "AutoRadial, natural gradient, compiled"
 # The most that its step is to take, as multiples of the plain one, by batch.
@@ -48,8 +67,13 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
     for batch, rounds in size.rounds:
         names = available(size.names)
         results.add_all(
-            [{"batch": batch, "step": name} for name in names], partial(measure, names, batch, rounds, size)
+            [{"batch": batch, "step": name} for name in names],
+            partial(measure, names, Problem(size.hidden, batch), rounds),
         )
+    results.add_all(
+        [{"lenet_batch": LENET_BATCH, "step": name} for name in size.on_lenet],
+        partial(measure, size.on_lenet, Problem(batch=LENET_BATCH, lenet=True), size.lenet_rounds),
+    )
     for name, natural in MEMORY.items():
         results.add({"memory": name}, partial(memory, natural, size))
 
@@ -59,9 +83,9 @@ def memory(natural: bool, size: Size) -> Row:
     return {"bytes": bytes_per_weight(natural, Problem(size.hidden))}
 
 
-def measure(names: list[str], batch: int, rounds: int, size: Size) -> list[Row]:
+def measure(names: Sequence[str], problem: Problem, rounds: int) -> list[Row]:
     """A row for each: CPU time and time on the wall."""
-    steps = {name: CONTENDERS[name](Problem(size.hidden, batch)) for name in names}
+    steps = {name: CONTENDERS[name](problem) for name in names}
     # What is compiled is compiled in its first steps.
     cpu = medians(steps, rounds, warmup=6)
     wall = medians(steps, max(2, rounds // 3), clock=time.perf_counter)
@@ -129,6 +153,11 @@ def report(results: Results) -> str:
         rows = [row for batch in batches for row in results.where(step=name, batch=batch)]
         lines.append([name, *(f"{row['cpu_ratio']:.2f} / {row['wall_ratio']:.2f}" for row in rows)])
     hidden = "-".join(map(str, [784, *setting["hidden"], 10]))
+    on_lenet = [
+        [row["step"], f"{row['cpu_ratio']:.2f} / {row['wall_ratio']:.2f}"]
+        for row in results.rows
+        if "lenet_batch" in row
+    ]
     return f"""### Step time
 
 Each cell gives CPU time / wall time of one training step on a {hidden} network, as multiples of a step of a plain \
@@ -139,6 +168,10 @@ its graph. A radial posterior with its gradients and its optimizer holds between
 {"; ".join(f"{row['memory']} {row['bytes']:.1f} bytes" for row in results.rows if "memory" in row)}.
 
 {markdown_table(["", *(f"batch {batch}" for batch in batches)], lines)}
+
+The same on the LeNet of `uncertainty.lenet5`, with 44,426 weights:
+
+{markdown_table(["", f"batch {LENET_BATCH}"], on_lenet)}
 
 {results.plot("CPU time of a step by batch")}"""
 
