@@ -28,6 +28,7 @@ __all__ = [
     "Likelihood",
     "MaskedCategorical",
     "MaskedGaussian",
+    "NegativeBinomial",
     "Poisson",
 ]
 
@@ -219,6 +220,10 @@ class Likelihood(UniquelyNamed):
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
         """Raise a ValueError naming ``y`` and a value out of range; by default all numbers are allowed."""
+
+    def _of_outputs(self, noise: Tensor) -> Tensor:
+        """Return noise of draws in a shape that broadcasts with outputs."""
+        return noise.reshape(noise.shape + (1,) * self.event_dim)
 
 
 class Categorical(Likelihood):
@@ -422,14 +427,9 @@ class Gaussian(Likelihood):
         """Return the standard deviation as ``scale``, of shape ``()`` or that of the draws."""
         if self.precision_prior is not None:
             scale = pyro.sample("precision", self.precision_prior(f)).rsqrt()
-        elif isinstance(self.scale, float):
-            scale = torch.full((), self.scale, dtype=f.dtype, device=f.device)
         else:
-            scale = self.scale.to(f.device, f.dtype)
+            scale = _like(f, self.scale)
         return {"scale": pyro.deterministic("noise_scale", scale)}
-
-    def _of_outputs(self, scale: Tensor) -> Tensor:
-        return scale.reshape(scale.shape + (1,) * self.event_dim)
 
 
 class MaskedGaussian(Gaussian):
@@ -542,6 +542,56 @@ class Poisson(Likelihood):
         check_values((y >= 0) & (y == y.round()), y, "counts, 0, 1, 2, ...,")
 
 
+class NegativeBinomial(Poisson):
+    r"""Counts that vary more than Poisson ones, such as reads of genes, with one concentration r for all outputs.
+
+    .. math:: y \sim \mathrm{NegativeBinomial}, \qquad E[y] = e^f, \qquad \mathrm{Var}[y] = e^f + e^{2f} / r
+
+    A large r comes close to :class:`Poisson`. The concentration is a parameter; with ``learn_concentration=False`` it
+    stays as given. The deterministic site ``"concentration"`` records it.
+
+    :param int num_data: see :class:`Likelihood`.
+    :param int event_dim: see :class:`Likelihood`.
+    :param float concentration: r, or its first value.
+    :param bool learn_concentration: whether to train it.
+    :raises ValueError: naming an argument out of range.
+
+    Example::
+
+        >>> likelihood = NegativeBinomial(concentration=2.0)
+        >>> likelihood.observation(torch.zeros(1, 1), concentration=torch.tensor(2.0)).variance
+        tensor([[1.5000]])
+    """
+
+    noise_sites = {"concentration": "concentration"}
+
+    def __init__(
+        self,
+        *,
+        num_data: int | None = None,
+        event_dim: int = 1,
+        concentration: float = 1.0,
+        learn_concentration: bool = True,
+    ) -> None:
+        super().__init__(num_data=num_data, event_dim=event_dim)
+        self.concentration: Any = positive_float("concentration", concentration)
+        if check_flag("learn_concentration", learn_concentration):
+            first = torch.tensor(self.concentration)
+            self.concentration = PyroParam(first, constraints.softplus_positive)
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """Return the negative binomial with log mean ``f``; ``concentration`` broadcasts with ``[*draws, B]``."""
+        concentration = self._of_outputs(noise["concentration"])
+        logits = f - concentration.log()
+        return dist.NegativeBinomial(concentration, logits=logits).to_event(self.event_dim)
+
+    @pyro_method
+    def noise(self, f: Tensor) -> dict[str, Tensor]:
+        """Return the concentration, of shape ``()``."""
+        concentration = _like(f, self.concentration)
+        return {"concentration": pyro.deterministic("concentration", concentration)}
+
+
 def masked(distribution: Any, observed: Tensor | None, y: Tensor | None) -> Any:
     """Leave out the densities of targets that are not observed; dependent targets are left out together."""
     if observed is None or y is None:
@@ -559,6 +609,13 @@ def masked(distribution: Any, observed: Tensor | None, y: Tensor | None) -> Any:
     batch_shape = y.shape[: y.dim() - distribution.event_dim]
     whole = observed.reshape(*batch_shape, -1).all(-1)
     return distribution.mask(whole).to_event(dims)
+
+
+def _like(f: Tensor, number: float | Tensor) -> Tensor:
+    """Return a number with the dtype and device of an output."""
+    if isinstance(number, Tensor):
+        return number.to(f.device, f.dtype)
+    return torch.full((), number, dtype=f.dtype, device=f.device)
 
 
 def _sum_last(values: Tensor, dims: int) -> Tensor:

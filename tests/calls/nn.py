@@ -84,6 +84,7 @@ TARGETS = {
     "HeteroscedasticGaussian": (torch.ones(4, 1), some(torch.ones(4, 1, dtype=torch.bool))),
     "MaskedCategorical": (torch.tensor([1, -100, 0, -100]), some(torch.full((4,), 2))),
     "MaskedGaussian": (torch.full((4, 2), NAN), some(torch.full((4, 2), math.inf))),
+    "NegativeBinomial": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
     "Poisson": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
 }
 #: What likelihoods leave to the distribution, which may name it otherwise.
@@ -185,7 +186,7 @@ ROWS = [
     Row("nn.likelihoods.Likelihood", lambda: dict(num_data=100, event_dim=0)),
     *(
         Row(f"nn.likelihoods.{name}", extra={"event_dim": {"zero": 0}} if "Categorical" in name else {})
-        for name in ("Bernoulli", "Categorical", "MaskedCategorical", "Poisson")
+        for name in ("Bernoulli", "Categorical", "MaskedCategorical", "NegativeBinomial", "Poisson")
     ),
     *(
         Row(

@@ -20,6 +20,7 @@ from pyro_radial.nn.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
+    NegativeBinomial,
     Poisson,
 )
 
@@ -88,6 +89,12 @@ def poisson():
     return Poisson(num_data=N), f, y, stats.poisson.logpmf(y, f.exp().numpy()).sum(-1)
 
 
+def negative_binomial():
+    f, y = torch.randn(B, 2), torch.randint(0, 9, (B, 2))
+    share = 3.0 / (3.0 + f.exp().numpy())
+    return NegativeBinomial(num_data=N, concentration=3.0), f, y, stats.nbinom.logpmf(y, 3.0, share).sum(-1)
+
+
 CASES = [
     categorical,
     categorical_images,
@@ -98,6 +105,7 @@ CASES = [
     gaussian_learned,
     heteroscedastic,
     poisson,
+    negative_binomial,
 ]
 
 
@@ -145,7 +153,7 @@ def test_the_inverse_link_is_the_mean_of_the_observation(case):
         torch.testing.assert_close(mean, distribution.mean)
 
 
-@pytest.mark.parametrize("make", [Gaussian, Bernoulli, Poisson])
+@pytest.mark.parametrize("make", [Gaussian, Bernoulli, Poisson, NegativeBinomial])
 def test_targets_without_the_last_dim_stand_for_one_output(make):
     f, y = torch.randn(B, 1), torch.randint(0, 2, (B,)).float()
     flat, column = (trace_of(make(num_data=N), f, target).log_prob_sum() for target in (y, y.unsqueeze(-1)))
@@ -154,8 +162,9 @@ def test_targets_without_the_last_dim_stand_for_one_output(make):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_distribution_is_in_the_outputs_dtype(dtype):
-    f, y = torch.randn(B, 1, dtype=dtype), torch.randn(B, 1)
-    for likelihood in (Gaussian(scale=0.5), Gaussian(learn_scale=True), HeteroscedasticGaussian()):
+    f, y = torch.randn(B, 1, dtype=dtype), torch.randint(0, 5, (B, 1))
+    counts = NegativeBinomial()
+    for likelihood in (Gaussian(scale=0.5), Gaussian(learn_scale=True), HeteroscedasticGaussian(), counts):
         output = f.expand(B, 2) if isinstance(likelihood, HeteroscedasticGaussian) else f
         assert trace_of(likelihood, output, y).nodes["y"]["log_prob"].dtype == dtype
 
@@ -175,6 +184,31 @@ class TestNoise:
         scale = likelihood.noise(residual)["scale"]
         assert scale.item() == pytest.approx(residual.square().mean().sqrt().item(), rel=0.01)
         assert list(likelihood.state_dict()) == ["scale_unconstrained"]
+
+    def test_a_learned_concentration_finds_that_of_the_counts(self):
+        torch.manual_seed(0)
+        likelihood = NegativeBinomial(num_data=2_000)
+        f = torch.full((2_000, 1), 3.0)
+        counts = torch.as_tensor(stats.nbinom.rvs(4.0, 4.0 / (4.0 + math.exp(3.0)), size=(2_000, 1), random_state=0))
+        svi = SVI(likelihood, lambda f, y: None, pyro.optim.Adam({"lr": 0.05}), Trace_ELBO())
+        for _ in range(200):
+            svi.step(f, counts)
+        # Its standard error for so many counts is 0.15.
+        assert likelihood.noise(f)["concentration"].item() == pytest.approx(4.0, abs=0.5)
+        assert list(likelihood.state_dict()) == ["concentration_unconstrained"]
+
+    def test_a_given_concentration_is_recorded_and_not_trained(self):
+        likelihood = NegativeBinomial(num_data=N, concentration=3.0, learn_concentration=False)
+        trace = trace_of(likelihood, torch.randn(B, 1), torch.ones(B, 1))
+        assert trace.nodes["concentration"]["value"].item() == 3.0
+        assert not trace.param_nodes
+        assert not list(likelihood.parameters())
+
+    def test_a_large_concentration_is_poisson(self):
+        f, y = torch.randn(B, 2, dtype=torch.float64), torch.randint(0, 5, (B, 2))
+        wide = trace_of(NegativeBinomial(num_data=N, concentration=1e7), f, y).log_prob_sum()
+        poisson = trace_of(Poisson(num_data=N), f, y).log_prob_sum()
+        torch.testing.assert_close(wide, poisson, rtol=1e-5, atol=1e-5)
 
     def test_a_precision_is_sampled_outside_the_plate(self):
         likelihood = Gaussian(num_data=N, precision_prior=dist.Gamma(6.0, 6.0))
@@ -220,7 +254,7 @@ class TestEntropy:
         expected = [2 * math.log(2), stats.entropy([0.1, 0.9])]
         torch.testing.assert_close(entropy, torch.tensor(expected, dtype=torch.float32))
 
-    @pytest.mark.parametrize("make", [Gaussian, HeteroscedasticGaussian, Poisson])
+    @pytest.mark.parametrize("make", [Gaussian, HeteroscedasticGaussian, Poisson, NegativeBinomial])
     def test_others_say_why_they_have_none(self, make):
         assert not make(num_data=N).is_discrete
         with pytest.raises(NotImplementedError, match="no closed-form predictive entropy"):

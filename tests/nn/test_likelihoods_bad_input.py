@@ -14,12 +14,13 @@ from pyro_radial.nn.likelihoods import (
     Categorical,
     Gaussian,
     HeteroscedasticGaussian,
+    NegativeBinomial,
     Poisson,
 )
 
 N, B = 100, 8
 
-LIKELIHOODS = [Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson]
+LIKELIHOODS = [Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, NegativeBinomial]
 
 
 class TestBadInput:
@@ -30,12 +31,13 @@ class TestBadInput:
         with pytest.raises(ValueError, match=message):
             Categorical(num_data=N)(torch.zeros(B, 3), y)
 
+    @pytest.mark.parametrize("make", [Poisson, NegativeBinomial])
     @pytest.mark.parametrize("count", [-1.0, 1.5, math.nan])
-    def test_what_is_no_count_is_named(self, count):
+    def test_what_is_no_count_is_named(self, count, make):
         y = torch.zeros(B, 2)
         y[4, 1] = count
         with pytest.raises(ValueError, match=rf"y must hold counts, .* for site 'y', got {count} at \[4, 1\]"):
-            Poisson(num_data=N)(torch.zeros(B, 2), y)
+            make(num_data=N)(torch.zeros(B, 2), y)
 
     @pytest.mark.parametrize("make", LIKELIHOODS)
     def test_more_targets_than_num_data_is_named(self, make):
@@ -44,6 +46,11 @@ class TestBadInput:
         with pytest.raises(ValueError, match=f"num_data must be at least {B}, the number of targets in y, got {B - 1}"):
             make(num_data=B - 1)(f, y)
         make(num_data=B - 1)(f)
+
+    @pytest.mark.parametrize("concentration", [0.0, -1.0, math.inf, math.nan, "2"])
+    def test_a_concentration_that_is_not_positive_and_finite_is_named(self, concentration):
+        with pytest.raises(ValueError, match="concentration must be"):
+            NegativeBinomial(concentration=concentration)
 
     def test_an_odd_heteroscedastic_output_is_named(self):
         with pytest.raises(ValueError, match=r"even size.* site 'f'"):

@@ -15,7 +15,7 @@ from pyro_radial.nn import likelihoods
 from tests.helpers.items import Items
 
 ROWS = 24
-WRONG = {"Bernoulli": 2.0, "Poisson": 0.5, "Categorical": 7}
+WRONG = {"Bernoulli": 2.0, "Poisson": 0.5, "NegativeBinomial": 0.5, "Categorical": 7}
 
 
 def model_and_data(name, wrong):
