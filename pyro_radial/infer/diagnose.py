@@ -1,10 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Why a Bayesian network does not learn, in words, from its loss, its scales and its predictions."""
+"""Why a model does not learn, in words, from its loss, its scales, its predictions and its intervals."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
@@ -14,13 +14,14 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from pyro_radial._pyro.checks import check_types
+from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.data import Inputs, Rows, move, num_rows
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, not_finite_parameter
+from pyro_radial.infer.importance import LEVEL, IntervalShare, interval_shares, on_intervals
 from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
 from pyro_radial.infer.step.not_finite import first_not_finite
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
@@ -48,7 +49,7 @@ class Diagnosis:
     """What :func:`diagnose` found; printing it gives a short report.
 
     :param LossTerms terms: the loss in nats for the whole data set, estimated from the given rows.
-    :param int num_rows: the number of given rows.
+    :param int num_rows: the number of given rows; None with ``intervals``.
     :param unmoved_scales: the sites with scales where they started.
     :param scale_pulls: the derivative of the loss by log(scale), for each weight, of the sites where it is far from
         zero. There the scales are not trained: a positive number says they are too wide, -1 that the data hardly limit
@@ -58,22 +59,26 @@ class Diagnosis:
         one row of data.
     :param float noise: the standard deviation over draws of the function at one input; None as ``signal``.
     :param findings: what stands out and what to try.
+    :param intervals: if asked for, for each latent site the share of the posterior that its 90 % intervals hold
+        (``held``), and the Pareto k of that estimate (``pareto_k``).
     """
 
     terms: LossTerms
-    num_rows: int
+    num_rows: int | None
     unmoved_scales: list[str]
     scale_pulls: dict[str, float]
     sampled_kl: list[str]
     signal: float | None
     noise: float | None
     findings: list[str]
+    intervals: dict[str, IntervalShare] = field(default_factory=dict)
 
     def __str__(self) -> str:
         known = self.terms.num_data is not None
         terms = self.terms.per_datum() if known else self.terms
+        rows = "" if self.num_rows is None else f", from {self.num_rows} rows"
         lines = [
-            f"loss, from {self.num_rows} rows{f' for num_data={self.terms.num_data}' if known else ''}: "
+            f"loss{rows}{f' for num_data={self.terms.num_data}' if known else ''}: "
             f"negative log-likelihood {float(terms.negative_log_likelihood):.4g}, "
             f"KL {float(terms.kl):.4g} (weight {terms.kl_weight:g}), in nats{' per datum' if known else ''}"
         ]
@@ -85,6 +90,12 @@ class Diagnosis:
             lines.append(
                 f"function: varies by {self.signal:.3g} over inputs, by {self.noise:.3g} over draws"
             )
+        if self.intervals:
+            least = sorted(self.intervals.items(), key=lambda item: item[1].held)[:3]
+            held = (
+                f"{name} {share.held:.0%} (Pareto k {share.pareto_k:.2f})" for name, share in least
+            )
+            lines.append(f"of the posterior, {LEVEL:.0%} intervals hold: {', '.join(held)}")
         return "\n".join(
             lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]]
         )
@@ -99,19 +110,31 @@ def diagnose(
     num_particles: int = 16,
     kl_weight: float = 1.0,
     function_site: str = FUNCTION_SITE,
+    intervals: bool = False,
 ) -> Diagnosis:
-    """Say which term of the loss dominates, which scales are not trained, and what to try.
+    """Say which term of the loss dominates, which scales are not trained, which intervals fail, and what to try.
 
     Nothing is trained, and random number generators keep their states.
 
-    :param model: a Pyro model ``model(x, y)``.
+    With ``intervals`` it also estimates which share of the posterior the central 90 % intervals of each latent site
+    hold, by importance sampling with 1,000 runs of guide and model. Sites in a plate are compared with the posterior
+    given the sites outside of it, sites outside of plates with the joint posterior of all sites. More than about fifty
+    numbers are too many for importance sampling even with a good guide; the report then says that it cannot tell. For
+    a network check predictions with :func:`~pyro_radial.uncertainty.evaluate`.
+
+    Source: Vehtari, Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling"; Yao, Vehtari, Simpson
+    and Gelman (2018), "Yes, but did it work?: Evaluating variational inference", section 3.1.
+
+    :param model: a Pyro model ``model(x, y)``; with ``intervals``, one of any arguments.
     :param guide: its guide, trained or not.
-    :param data: a batch or the whole data set, as :func:`~pyro_radial.fit` takes it.
+    :param data: a batch or the whole data set, as :func:`~pyro_radial.fit` takes it; with ``intervals``, a tuple of the
+        model's arguments, with all rows and the targets.
     :param int num_particles: the number of draws to average over.
     :param float kl_weight: the weight used in training.
     :param str function_site: the deterministic site of the function values; without it nothing is said about them.
+    :param bool intervals: whether to check intervals too.
     :returns: a report with its numbers as attributes, such as ``terms``, ``unmoved_scales`` and ``findings``.
-    :raises ValueError: for NaN or infinity in the data or in a parameter, by name.
+    :raises ValueError: for NaN or infinity in the data or in a parameter, by name; for ``intervals`` of a mini-batch.
 
     Example::
 
@@ -127,7 +150,12 @@ def diagnose(
     check_types(Callable, model=model)
     check_types(nn.Module, guide=guide)
     device = device_of(guide, model)
-    x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
+    if check_flag("intervals", intervals):
+        check_types(tuple | list, data=data)
+        whole = inputs = data
+    else:
+        x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
+        whole, inputs = (x, y), (x,)
     broken = first_not_finite(guide.named_parameters())
     if broken is not None:
         raise not_finite_parameter(broken)
@@ -138,41 +166,44 @@ def diagnose(
         seeded(0, device),
         pyro.validation_enabled(False),
     ):
-        elbo(model, guide)(x, y)  # type: ignore[arg-type]
+        elbo(model, guide)(*whole)  # type: ignore[arg-type]
         sites = tree_leaves(function_sites(getattr(model, "likelihood", None), function_site))
-        spreads = [_spreads(model, guide, x, max(2, num_particles), site) for site in sites]
+        spreads = [_spreads(model, guide, inputs, max(2, num_particles), site) for site in sites]
         # Of several outputs, the one that follows its inputs least.
         signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
         wide = None
         pulls: dict[str, float] = {}
         if isinstance(guide, AutoPerSite):
             pulls = _scale_pulls(
-                TermsELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles)
+                TermsELBO(kl_weight=kl_weight), model, guide, whole, max(4, num_particles)
             )
-            wide = share_of_wide(model, guide, x)
+            wide = share_of_wide(model, guide, *inputs)
+        shares = interval_shares(model, guide, data) if intervals else {}
     terms = elbo.terms
     sampled = list(terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     follows_inputs = signal is not None and noise is not None and signal > noise
-    units = not_standardized(model, x, y)
+    units = None if intervals else not_standardized(model, *whole)
     findings = [
         *([] if units is None else [units]),
         *_on_terms(terms, follows_inputs),
         *_on_scales(unmoved, changes, wide),
         *_on_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
         *_on_draws(signal, noise, sampled),
+        *on_intervals(shares, guide),
     ]
-    return Diagnosis(terms, num_rows(y), unmoved, pulls, sampled, signal, noise, findings)
+    rows = None if intervals else num_rows(whole[1])
+    return Diagnosis(terms, rows, unmoved, pulls, sampled, signal, noise, findings, shares)
 
 
 @torch.no_grad()
 def share_of_wide(
-    model: Callable[..., object], guide: Callable[..., object], x: Inputs
+    model: Callable[..., object], guide: Callable[..., object], *inputs: object
 ) -> float | None:
     """Return the share of weights at least half as wide as their priors, or None if no width is known."""
-    drawn = poutine.trace(guide).get_trace(x)
-    prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(x).nodes
+    drawn = poutine.trace(guide).get_trace(*inputs)
+    prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*inputs).nodes
     wide = total = 0
     for name, site in drawn.iter_stochastic_nodes():
         if site_is_subsample(site) or name not in prior:
@@ -186,13 +217,17 @@ def share_of_wide(
 
 
 def _spreads(
-    model: Callable[..., object], guide: nn.Module, x: Inputs, num_draws: int, function_site: str
+    model: Callable[..., object],
+    guide: nn.Module,
+    inputs: Sequence[object],
+    num_draws: int,
+    function_site: str,
 ) -> tuple[float | None, float | None]:
     """Return root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
 
     def function(own_guide: Callable[..., object]) -> Any:
-        guide_trace = poutine.trace(own_guide).get_trace(x)
-        nodes = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(x).nodes
+        guide_trace = poutine.trace(own_guide).get_trace(*inputs)
+        nodes = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*inputs).nodes
         if function_site not in nodes and function_site != FUNCTION_SITE:
             raise ValueError(
                 f"function_site must be a site of the model, got {function_site!r}, which it does not have"
@@ -211,7 +246,7 @@ def _scale_pulls(
     loss: TermsELBO,
     model: Any,
     guide: AutoPerSite,
-    batch: tuple[Inputs, Inputs],
+    batch: Sequence[Any],
     number: int,
 ) -> dict[str, float]:
     """Return the mean over weights of dL / d log(scale), for each site where it is far from zero beyond its noise."""

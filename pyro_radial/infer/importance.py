@@ -1,0 +1,259 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Estimate by importance sampling which share of the posterior a guide's intervals hold."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyro.poutine as poutine
+import torch
+from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.autoguide.families import MultivariateNormal
+
+LEVEL = 0.9
+NUM_DRAWS = 1_000
+#: Shares this much below the level are too small. On the count model of benchmarks/guides/coverage.py, independent
+#: normals hold 0.72 of the posterior, and a full covariance holds 0.89.
+MARGIN = 0.05
+#: The largest k at which weights are reliable (Vehtari et al., 2024).
+MOST_K = 0.7
+#: The most numbers for which a larger k is the fault of the guide; for 250 a good one already has 1.
+MOST_NUMBERS = 50
+#: The most elements of plates for which shares are estimated, in equal distances.
+MOST_ELEMENTS = 100
+
+#: A model or a guide.
+Program = Callable[..., object]
+#: Names and dims of the plates around a site.
+Plates = frozenset[tuple[str, int]]
+
+
+class IntervalShare(NamedTuple):
+    """What central 90 % intervals of a site hold.
+
+    :param float held: the share of the posterior inside, a mean over the elements of plates, and of several elements of
+        an event the least one.
+    :param float error: its standard error.
+    :param float pareto_k: the shape of the tail of ratios p / q, a median over the elements of plates. Above 0.7 too
+        few draws count, and ``held`` says little.
+    :param int numbers: how many numbers are drawn together; other sites stay at one draw.
+    :param int event_numel: the number of elements of an event.
+    """
+
+    held: float
+    error: float
+    pareto_k: float
+    numbers: int
+    event_numel: int
+
+
+@torch.no_grad()
+def interval_shares(
+    model: Program, guide: Program, args: Sequence[object]
+) -> dict[str, IntervalShare]:
+    """Estimate the share for each latent site that is not a point.
+
+    Each element of a plate has ratios of its own: all sites in the plate are drawn together, and sites outside of it
+    stay at one draw. For sites outside of plates, and for guides that draw the elements of a plate together, all sites
+    are drawn together.
+
+    :raises ValueError: naming the plate, for a mini-batch.
+    """
+    start = poutine.trace(guide).get_trace(*args)
+    other = poutine.trace(guide).get_trace(*args)
+    model_trace = poutine.trace(poutine.replay(model, trace=start)).get_trace(*args)
+    _check_rows(model_trace)
+    sites = dict[str, Any](model_trace.iter_stochastic_nodes())
+    drawn = []
+    for name, site in sites.items():
+        if not site_is_subsample(site) and _differ(start, other, name):
+            drawn.append(name)
+    together: dict[Plates, list[str]] = {}
+    for name in drawn:
+        plates = _plates(sites[name])
+        given_others = poutine.trace(_held(guide, start, plates)).get_trace(*args)
+        if not _differ(start, given_others, name):
+            plates = Plates()
+        together.setdefault(plates, []).append(name)
+    shares = {}
+    for plates, names in together.items():
+        numbers = 0
+        for name in drawn:
+            if plates <= _plates(sites[name]):
+                numbers += sites[name]["value"].numel()
+        shares.update(_shares(model, _held(guide, start, plates), args, plates, names, numbers))
+    return shares
+
+
+def on_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator[str]:
+    """Say which intervals fail, and of which nothing is known."""
+    families = guide.chosen_families() if isinstance(guide, AutoPerSite) else {}
+    full = {name for name, family in families.items() if isinstance(family, MultivariateNormal)}
+    unknown = []
+    for name, share in shares.items():
+        advice = _advice(name, share, name in full)
+        reliable = share.pareto_k <= MOST_K
+        if not reliable and share.numbers > MOST_NUMBERS:
+            unknown.append(name)
+        elif share.held + 2 * share.error < LEVEL - MARGIN:
+            yield (
+                f"The {LEVEL:.0%} intervals of '{name}' are too narrow: they hold about {share.held:.0%} of the "
+                f"posterior, or less. {advice}"
+            )
+        elif not reliable:
+            yield (
+                f"The {LEVEL:.0%} intervals of '{name}' cannot be trusted, since the guide misses a part of the "
+                f"posterior (Pareto k {share.pareto_k:.2f} above {MOST_K}). {advice}"
+            )
+    if unknown:
+        numbers = shares[unknown[0]].numbers
+        yield (
+            f"Whether intervals of {', '.join(unknown)} hold is unknown: {numbers} numbers are drawn together, too "
+            "many for importance sampling. Compare with MCMC on a part of the data."
+        )
+
+
+def _advice(name: str, share: IntervalShare, is_full: bool) -> str:
+    train = "If the loss still falls, train longer."
+    sites = (
+        "If it is correlated with other sites, make them one site with an event, or take Pyro's "
+        "AutoMultivariateNormal."
+    )
+    if is_full or share.event_numel == 1:
+        return f"{sites} {train}"
+    return f"Give it a full covariance: families={{'{name}': families.MultivariateNormal()}}. {sites} {train}"
+
+
+def _check_rows(trace: Trace) -> None:
+    """Raise a ValueError naming a plate with a part of its rows."""
+    for site in trace.nodes.values():
+        for frame in site.get("cond_indep_stack", ()):
+            if frame.full_size not in (None, frame.size):
+                raise ValueError(
+                    f"data must have all rows of the plate '{frame.name}', got {frame.size} of {frame.full_size}"
+                )
+
+
+def _plates(site: Any) -> Plates:
+    """Return the plates around a site, without those that are loops."""
+    return Plates((frame.name, frame.dim) for frame in site["cond_indep_stack"] if frame.vectorized)
+
+
+def _differ(first: Any, second: Any, name: str) -> bool:
+    return not torch.equal(first.nodes[name]["value"], second.nodes[name]["value"])
+
+
+def _held(guide: Program, trace: Trace, plates: Plates) -> Program:
+    """Return the guide with the sites outside of the plates at their values in a trace."""
+    held = trace.copy()
+    for name in trace.stochastic_nodes:
+        if plates <= _plates(trace.nodes[name]):
+            held.remove_node(name)
+    return poutine.replay(guide, trace=held)
+
+
+def _shares(
+    model: Program,
+    guide: Program,
+    args: Sequence[object],
+    plates: Plates,
+    names: Sequence[str],
+    numbers: int,
+) -> dict[str, IntervalShare]:
+    """Estimate the shares of sites in the same plates, for each element of these."""
+    dims = sorted(dim for _, dim in plates)
+    ratios = []
+    draws: dict[str, list[Tensor]] = {name: [] for name in names}
+    for _ in range(NUM_DRAWS):
+        guide_trace = poutine.trace(guide).get_trace(*args)
+        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args)
+        ratio = _log_prob(model_trace, plates, dims) - _log_prob(guide_trace, plates, dims)
+        number = len(ratio)
+        chosen = torch.linspace(0, number - 1, min(number, MOST_ELEMENTS)).long()
+        ratios.append(ratio[chosen])
+        for name in names:
+            site: Any = model_trace.nodes[name]
+            places = [dim - site["fn"].event_dim for dim in dims]
+            value = site["value"].movedim(places, list(range(len(dims))))
+            draws[name].append(value.reshape(number, -1).cpu()[chosen])
+    weights, shapes = smoothed_weights(torch.stack(ratios))
+    pareto_k = float(shapes.median())
+    shares = {}
+    for name in names:
+        held, error = _held_by_intervals(torch.stack(draws[name]), weights)
+        least = int(held.argmin())
+        shares[name] = IntervalShare(
+            float(held[least]), float(error[least]), pareto_k, numbers // number, len(held)
+        )
+    return shares
+
+
+def _log_prob(trace: Trace, plates: Plates, dims: Sequence[int]) -> Tensor:
+    """Return the log density of all sites in some plates, for each element of these."""
+    trace.compute_log_prob()
+    total = torch.zeros((), dtype=torch.float64)
+    for site in trace.nodes.values():
+        if site["type"] != "sample" or site_is_subsample(site) or not plates <= _plates(site):
+            continue
+        log_prob = site["log_prob"].to(total)
+        for dim in range(-log_prob.dim(), 0):
+            if dim not in dims:
+                log_prob = log_prob.sum(dim, keepdim=True)
+        total = total + log_prob
+    return total.flatten()
+
+
+def _held_by_intervals(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shares ``[E]`` of weights ``[S, n]`` in central intervals of draws ``[S, n, E]``, and their errors."""
+    ordered = draws.sort(0).values
+    outside = round(NUM_DRAWS * (1 - LEVEL) / 2)
+    inside = ((draws >= ordered[outside]) & (draws < ordered[-outside])).double()
+    held = (weights.unsqueeze(-1) * inside).sum(0)
+    errors = (weights.unsqueeze(-1) * (inside - held)).square().sum(0)
+    return held.mean(0), errors.mean(0).div(len(held)).sqrt()
+
+
+def smoothed_weights(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace the largest ratios by quantiles of a Pareto distribution fitted to them.
+
+    Source: Vehtari, Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling", section 3.
+
+    :param Tensor log_ratios: ``[S, n]`` in double precision.
+    :returns: weights ``[S, n]`` that sum to one over draws, and shapes k of the tails ``[n]``.
+    """
+    number = len(log_ratios)
+    log_ratios = log_ratios - log_ratios.amax(0)
+    size = int(min(0.2 * number, 3 * number**0.5))
+    ordered, order = log_ratios.sort(0)
+    cutoff = ordered[-size - 1].exp()
+    shape, scale = _pareto(ordered[-size:].exp() - cutoff)
+    levels = ((torch.arange(size).to(ordered) + 0.5) / size).unsqueeze(-1)
+    quantiles = cutoff + scale * torch.expm1(-shape * torch.log1p(-levels)) / shape
+    # Ratios that are all the same have no tail.
+    smooth = torch.where(shape.isfinite(), quantiles.log().clamp_max(0.0), ordered[-size:])
+    weights = log_ratios.scatter(0, order[-size:], smooth).softmax(0)
+    return weights, shape.nan_to_num(nan=0.0)
+
+
+def _pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit generalized Pareto distributions to ascending numbers ``[M, n]``; return shapes and scales, ``[n]``.
+
+    Source: Zhang and Stephens (2009), "A new and efficient estimation method for the generalized Pareto distribution";
+    the shape has the weak prior of Vehtari et al. (2024), appendix C.
+    """
+    number = len(excess)
+    count = 30 + int(number**0.5)
+    places = torch.arange(1, count + 1).to(excess).unsqueeze(-1) - 0.5
+    quartile = excess[int(number / 4 + 0.5) - 1]
+    candidates = (1 - (count / places).sqrt()) / (3 * quartile) + 1 / excess[-1]
+    shapes = torch.log1p(-candidates.unsqueeze(1) * excess).mean(1)
+    profile = number * ((-candidates / shapes).log() - shapes - 1)
+    rate = (candidates * profile.softmax(0)).sum(0)
+    shape = torch.log1p(-rate * excess).mean(0)
+    scale = -shape / rate
+    return (number * shape + 5) / (number + 10), scale

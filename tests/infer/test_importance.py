@@ -1,0 +1,286 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The share of the posterior inside intervals is that of known posteriors, and a diagnosis says if it is too small."""
+
+import re
+from functools import partial
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.nn import PyroModule
+from scipy import stats
+from torch import nn
+
+from pyro_radial import AutoMeanField, BayesianModule, CompiledSVI, SupervisedModel, diagnose
+from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.importance import NUM_DRAWS, IntervalShare, interval_shares, on_intervals, smoothed_weights
+from pyro_radial.nn import likelihoods
+
+
+class Guide(PyroModule):
+    """A guide made of a function, without parameters."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def correlated(size=2, correlation=0.6):
+    """Return a covariance with ones on its diagonal."""
+    return torch.full((size, size), correlation) + (1 - correlation) * torch.eye(size)
+
+
+def normal_model(covariance):
+    """A model with a known posterior: its prior, since nothing is observed."""
+    pyro.sample("w", dist.MultivariateNormal(torch.zeros(len(covariance)), covariance))
+
+
+def best_independent(covariance):
+    """Sample from the independent normals that are closest to the posterior."""
+    stddev = covariance.inverse().diagonal().rsqrt()
+    pyro.sample("w", dist.Normal(torch.zeros(len(covariance)), stddev).to_event(1))
+
+
+def shares(model, guide, *args, seed=0):
+    pyro.set_rng_seed(seed)
+    return interval_shares(model, guide, args)
+
+
+@pytest.mark.parametrize("correlation", [0.3, 0.6])
+def test_independent_normals_hold_what_the_closed_form_says(correlation):
+    found = shares(normal_model, best_independent, correlated(correlation=correlation))["w"]
+    ratio = (1 - correlation**2) ** 0.5
+    expected = 2 * stats.norm.cdf(stats.norm.ppf(0.95) * ratio) - 1
+    assert found.held == pytest.approx(expected, abs=4 * found.error)
+    assert found.error < 0.05
+    assert (found.numbers, found.event_numel) == (2, 2)
+
+
+def test_the_shape_is_that_of_the_ratio_of_variances():
+    """In the direction of the largest variance, 1 + c, the guide has 1 - c^2; the tail has k = 1 - (1 - c) = c."""
+    found = shares(normal_model, best_independent, correlated(correlation=0.9))["w"]
+    assert found.pareto_k == pytest.approx(0.9, abs=0.2)
+    assert shares(normal_model, best_independent, correlated(correlation=0.2))["w"].pareto_k < 0.5
+
+
+def test_the_posterior_itself_holds_nine_tenths():
+    found = shares(normal_model, normal_model, correlated())["w"]
+    assert found.held == pytest.approx(0.9, abs=1e-3)
+    assert found.pareto_k < 0.5
+
+
+def test_a_guide_that_is_too_wide_holds_more():
+    def wide(covariance):
+        pyro.sample("w", dist.Normal(torch.zeros(2), 2.0).to_event(1))
+
+    assert shares(normal_model, wide, correlated())["w"].held > 0.97
+
+
+X = torch.tensor([-1.0, 0.5, 2.0])
+
+
+def grouped_model(x):
+    center = pyro.sample("center", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        z = pyro.sample("z", dist.Normal(center, 1.0))
+        pyro.sample("x", dist.Normal(z, 1.0), obs=x)
+
+
+def grouped_guide(x, stddev=0.5**0.5):
+    center = pyro.sample("center", dist.Normal(5.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("z", dist.Normal((center + x) / 2, stddev))
+
+
+def test_sites_in_a_plate_are_compared_given_the_sites_outside():
+    """The conditional posterior of each row is exact, however wrong the center is."""
+    found = shares(grouped_model, grouped_guide, X)
+    assert list(found) == ["center", "z"]
+    assert found["z"].held == pytest.approx(0.9, abs=1e-3)
+    assert (found["z"].numbers, found["center"].numbers) == (1, 4)
+    assert found["center"].held < 0.5
+    narrow = shares(grouped_model, partial(grouped_guide, stddev=0.6 * 0.5**0.5), X)["z"]
+    expected = 2 * stats.norm.cdf(0.6 * stats.norm.ppf(0.95)) - 1
+    assert narrow.held == pytest.approx(expected, abs=4 * narrow.error)
+
+
+def test_elements_of_a_plate_that_are_drawn_together_are_compared_together():
+    guide = AutoMultivariateNormal(grouped_model)
+    guide(X)
+    found = shares(grouped_model, guide, X)
+    assert {share.numbers for share in found.values()} == {4}
+
+
+def test_a_loop_is_like_sites_of_their_own():
+    def model(loops):
+        for index in pyro.plate("rows", 2) if loops else range(2):
+            pyro.sample(f"w_{index}", dist.Normal(0.0, 1.0))
+
+    assert shares(model, model, True) == shares(model, model, False)
+
+
+def test_crossed_plates_and_dims_of_no_plate_keep_their_elements():
+    def model(stddev):
+        outer, inner = pyro.plate("outer", 2, dim=-2), pyro.plate("inner", 3, dim=-1)
+        with inner:
+            pyro.sample("a", dist.Normal(torch.zeros(3, 2), stddev).to_event(1))
+        with outer, inner:
+            pyro.sample("b", dist.Normal(0.0, stddev))
+        with outer:
+            pyro.sample("c", dist.Normal(torch.zeros(4, 2, 1), stddev))
+
+    found = shares(model, lambda stddev: model(0.6 * stddev), 1.0)
+    # Of one element of `inner`, of both plates, and of `outer`; sites in more plates are drawn along.
+    assert {name: share.numbers for name, share in found.items()} == {"a": 4, "b": 1, "c": 7}
+    assert {name: share.event_numel for name, share in found.items()} == {"a": 2, "b": 1, "c": 4}
+    expected = 2 * stats.norm.cdf(0.6 * stats.norm.ppf(0.95)) - 1
+    assert found["b"].held == pytest.approx(expected, abs=0.05)
+
+
+def test_points_have_no_intervals():
+    guide = AutoDelta(grouped_model)
+    guide(X)
+    assert shares(grouped_model, guide, X) == {}
+
+
+def test_a_mini_batch_is_named():
+    def model():
+        with pyro.plate("genes", 10, subsample_size=4):
+            pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match="data must have all rows of the plate 'genes', got 4 of 10"):
+        interval_shares(model, model, ())
+
+
+def test_smoothed_weights_are_those_of_arviz():
+    array_stats = pytest.importorskip("arviz_stats.base").array_stats
+    torch.manual_seed(0)
+    z = torch.randn(NUM_DRAWS, 4, dtype=torch.float64)
+    log_ratios = torch.stack([0.2 * z[:, 0], 2 * z[:, 1], 0.4 * z[:, 2].square(), z[:, 3].square()], -1)
+    weights, shapes = smoothed_weights(log_ratios)
+    for index in range(4):
+        log_weights, shape = array_stats.psislw(-log_ratios[:, index].numpy())
+        np.testing.assert_allclose(weights[:, index].numpy(), np.exp(log_weights), rtol=1e-10)
+        assert float(shapes[index]) == pytest.approx(float(shape), rel=1e-10)
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.5, 1.0])
+def test_the_shape_of_pareto_ratios_is_found(shape):
+    ratios = stats.genpareto.rvs(shape, size=(NUM_DRAWS, 200), random_state=0)
+    _, shapes = smoothed_weights(torch.as_tensor(ratios).log())
+    # The standard error of one is about 0.13, and the weak prior at 0.5 has a tenth of the weight.
+    assert float(shapes.mean()) == pytest.approx(0.9 * shape + 0.05, abs=0.05)
+
+
+def test_equal_ratios_have_equal_weights_and_no_tail():
+    weights, shapes = smoothed_weights(torch.full((NUM_DRAWS, 2), 3.0, dtype=torch.float64))
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / NUM_DRAWS))
+    assert shapes.tolist() == [0.0, 0.0]
+
+
+DESIGN = torch.stack([torch.ones(12), torch.arange(12) % 2, torch.arange(12) % 3 == 1], -1)
+PRIOR = dist.Normal(torch.tensor([4.0, 0.0, 0.0]), torch.tensor([1.0, 0.5, 0.5]))
+
+
+def count_model(design, counts=None):
+    """Genes with a base value, the effect of a condition and that of a batch."""
+    genes = pyro.plate("genes", 20, dim=-1)
+    with genes:
+        coefficients = pyro.sample("coefficients", PRIOR.to_event(1))
+    log_mean = (design.unsqueeze(-2) * coefficients).sum(-1)
+    with genes, pyro.plate("samples", len(design), dim=-2):
+        return pyro.sample("counts", dist.NegativeBinomial(4.0, logits=log_mean - 1.4), obs=counts)
+
+
+def trained_on_counts(make):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    counts = count_model(DESIGN)
+    guide = make(count_model)
+    optim = pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.01 ** (1 / 1500)})
+    svi = CompiledSVI(count_model, guide, optim, TraceMeanField_ELBO(), compile=False)
+    for _ in range(1500):
+        svi.step(DESIGN, counts)
+    return guide, counts
+
+
+@pytest.mark.parametrize("make", [AutoMeanField, AutoNormal])
+def test_a_diagnosis_flags_independent_normals_where_elements_are_correlated(make):
+    guide, counts = trained_on_counts(make)
+    random = torch.get_rng_state()
+    found = diagnose(count_model, guide, (DESIGN, counts), intervals=True)
+    assert torch.equal(torch.get_rng_state(), random)
+    sentences = [finding for finding in found.findings if "intervals" in finding]
+    assert len(sentences) == 1
+    assert "The 90% intervals of 'coefficients' are too narrow: they hold about" in sentences[0]
+    assert "families={'coefficients': families.MultivariateNormal()}" in sentences[0]
+    assert found.intervals["coefficients"].held < 0.8
+    assert "of the posterior, 90% intervals hold: coefficients" in str(found)
+    assert str(found).startswith("loss for num_data=")
+
+
+def test_a_diagnosis_does_not_flag_a_full_covariance():
+    full = partial(AutoMeanField, families={"coefficients": families.MultivariateNormal()})
+    guide, counts = trained_on_counts(full)
+    found = diagnose(count_model, guide, (DESIGN, counts), intervals=True)
+    assert not any("intervals" in finding for finding in found.findings)
+    assert 0.87 < found.intervals["coefficients"].held < 0.91
+
+
+def test_what_is_correlated_across_sites_gets_another_advice():
+    def model():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("b", dist.Normal(a, 0.5))
+
+    def best():
+        pyro.sample("a", dist.Normal(0.0, 0.2**0.5))
+        pyro.sample("b", dist.Normal(0.0, 0.5))
+
+    found = diagnose(model, Guide(best), (), intervals=True)
+    sentences = [finding for finding in found.findings if "intervals" in finding]
+    assert len(sentences) == 2
+    assert all("make them one site with an event, or take Pyro's AutoMultivariateNormal" in one for one in sentences)
+    assert not any("families" in one for one in sentences)
+
+
+@pytest.mark.parametrize(
+    ("held", "error", "pareto_k", "numbers", "words"),
+    [
+        (0.89, 0.01, 0.4, 5, None),
+        (0.80, 0.01, 0.4, 5, "too narrow: they hold about 80% of the posterior"),
+        (0.80, 0.04, 0.4, 5, None),
+        (0.80, 0.01, 1.4, 5, "too narrow"),
+        (0.89, 0.01, 1.4, 5, r"cannot be trusted, since .* \(Pareto k 1.40 above 0.7\)"),
+        (0.89, 0.01, float("nan"), 5, "cannot be trusted"),
+        (0.60, 0.01, 1.4, 51, "hold is unknown: 51 numbers"),
+        (0.60, 0.01, 0.4, 51, "too narrow"),
+    ],
+)
+def test_a_share_too_small_or_a_tail_too_heavy_is_said(held, error, pareto_k, numbers, words):
+    found = list(on_intervals({"w": IntervalShare(held, error, pareto_k, numbers, 1)}, guide=None))
+    assert len(found) == (words is not None)
+    assert all(re.search(words, sentence) and "w" in sentence for sentence in found)
+
+
+def test_of_too_many_numbers_nothing_is_said():
+    net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian())
+    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+    found = diagnose(model, AutoMeanField(model), (x, x), intervals=True)
+    assert any("hold is unknown: 61 numbers are drawn together" in finding for finding in found.findings)
+    assert found.signal is not None
+
+
+@pytest.mark.parametrize("data", [X, {"x": X}, None])
+def test_arguments_that_are_no_tuple_are_named(data):
+    with pytest.raises(ValueError, match="data must be a tuple or list"):
+        diagnose(grouped_model, AutoMeanField(grouped_model), data, intervals=True)
