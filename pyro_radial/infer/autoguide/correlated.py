@@ -77,7 +77,8 @@ class AutoCorrelated(AutoMeanField):
 
     :param model: a Pyro model with continuous latent sites.
     :param sites: "last layer" for the weight and bias of the linear layer at the network's end, "network" for all
-        sites of networks, or the names of real-valued sites outside of plates.
+        sites of networks, or the names of real-valued sites outside of plates. In plates and on other supports
+        :class:`~pyro_radial.infer.autoguide.families.MultivariateNormal` correlates the elements of an event.
     :param int rank: r, at most the number P of correlated elements, which is the default.
     :param init_loc_fn: a per-site init function; the default is that of :class:`~pyro_radial.AutoRadial`.
     :param float init_stddev: the initial standard deviation of every element, as in
@@ -183,7 +184,11 @@ class AutoCorrelated(AutoMeanField):
         prototypes: Any = dict(self._latent_sites())
         for name in correlated:
             if prototypes[name]["cond_indep_stack"] or self._site[name].transform is not None:
-                raise ValueError(f"sites must be real-valued and outside of plates, got '{name}'")
+                raise ValueError(
+                    f"sites must be real-valued and outside of plates, got '{name}'; AutoMeanField(model, "
+                    f"families={{'{name}': families.MultivariateNormal()}}) correlates the elements of each of its "
+                    "events, so make what is correlated one site with an event"
+                )
 
     def _is_wanted(self, name: str, site: PyroSite) -> bool:
         if self._wanted == "network":
