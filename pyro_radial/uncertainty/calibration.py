@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import one_hot
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_flag, non_negative_integer, positive_count
 from pyro_radial.uncertainty._inputs import class_probabilities
 
 
@@ -19,11 +19,15 @@ class Reliability:
     :param confidence: mean confidence in each bin, shape ``[B]``; NaN in empty bins.
     :param accuracy: share of right predictions in each bin, shape ``[B]``; NaN in empty bins.
     :param count: number of predictions in each bin, int64, shape ``[B]``.
+    :param edges: edges of the bins, shape ``[B + 1]``; None for equally wide ones.
+    :param of_class: the class; None for the top label.
     """
 
     confidence: torch.Tensor
     accuracy: torch.Tensor
     count: torch.Tensor
+    edges: torch.Tensor | None = None
+    of_class: int | None = None
 
     @property
     def expected_calibration_error(self) -> torch.Tensor:
@@ -32,18 +36,32 @@ class Reliability:
         return (self.count * gap).sum() / self.count.sum()
 
 
-def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -> Reliability:
-    r"""Compute accuracy and mean confidence of the top label in equally wide bins of confidence.
+def reliability(
+    probs: torch.Tensor,
+    labels: torch.Tensor,
+    num_bins: int = 15,
+    *,
+    of_class: int | None = None,
+    equal_counts: bool = False,
+) -> Reliability:
+    r"""Compute accuracy and mean confidence, of the top label or of one class, in bins of confidence.
 
     The confidence of a prediction is its largest probability. Bin :math:`b` of :math:`B` holds the confidences in
     :math:`((b - 1) / B, b / B]`, so a confidence of exactly 1 is in the last bin.
 
-    Source: Guo et al. (2017), *On Calibration of Modern Neural Networks*, section 2.
+    With ``of_class`` the confidence is the probability of that class, and a prediction is right if the label is that
+    class. Probabilities of a rare class are all in the first bin; with ``equal_counts`` each bin holds as many
+    predictions as the others, up to ties.
+
+    Source: Guo et al. (2017), *On Calibration of Modern Neural Networks*, section 2; Nguyen and O'Connor (2015),
+    *Posterior calibration and exploratory analysis for natural language processing models*, section 3 (equal counts).
 
     :param probs: predictive probabilities, such as the mean of the softmax over posterior draws, floating-point of
         shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
     :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :param num_bins: number of bins, at least 1.
+    :param of_class: a class, at least 0 and less than K, to compare it with all others; default the top label.
+    :param equal_counts: whether bins hold equal numbers of predictions instead of being equally wide.
     :returns: a result with ``confidence``, ``accuracy`` and ``count`` of each bin, and the
         ``expected_calibration_error``; :func:`~pyro_radial.uncertainty.plots.plot_reliability` draws it.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
@@ -59,16 +77,30 @@ def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -
     """
     probs, labels = class_probabilities(probs, labels)
     positive_count("num_bins", num_bins)
+    num_classes = probs.shape[-1]
     confidence, prediction = probs.max(-1)
+    if of_class is not None:
+        if non_negative_integer("of_class", of_class) >= num_classes:
+            raise ValueError(
+                f"of_class must be less than {num_classes}, the number of classes, got {of_class}"
+            )
+        confidence = probs[:, of_class].contiguous()
+        prediction = torch.full_like(labels, of_class)
     # Inner edges only: everything beyond the last edge, a confidence of 1 included, is in the last bin.
-    edges = torch.arange(1, num_bins, dtype=probs.dtype, device=probs.device) / num_bins
+    steps = torch.arange(1, num_bins, device=probs.device)
+    edges = steps.to(probs.dtype) / num_bins
+    outer = None
+    if check_flag("equal_counts", equal_counts):
+        last = (steps * len(probs)).div(num_bins, rounding_mode="floor") - 1
+        edges = confidence.sort().values[last.clamp_min(0)]
+        outer = torch.cat([edges.new_zeros(1), edges, edges.new_ones(1)])
     correct = (prediction == labels).to(probs.dtype)
     membership = one_hot(torch.bucketize(confidence, edges), num_bins)
     count = membership.sum(0)
     # Sums instead of a matrix product, which a GPU may round to TensorFloat-32.
     sum_of_confidence = (membership * confidence[:, None]).sum(0)
     num_correct = (membership * correct[:, None]).sum(0)
-    return Reliability(sum_of_confidence / count, num_correct / count, count)
+    return Reliability(sum_of_confidence / count, num_correct / count, count, outer, of_class)
 
 
 def expected_calibration_error(

@@ -35,7 +35,8 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
 
     The diagonal is perfect calibration; a method below it is overconfident. Each point is a bin at its mean confidence.
     Bins with fewer than ten predictions are hollow and not joined to the line. Faint bars show the share of the
-    predictions in each bin, on the same axis from 0 to 1. The legend gives the expected calibration error.
+    predictions in each bin, on the same axis from 0 to 1. The legend gives the expected calibration error. For a rare
+    class, zoom in by ``ax.set(xlim=(0, 0.1), ylim=(0, 0.1))``.
 
     :param reliabilities: results of :func:`~pyro_radial.uncertainty.reliability` by the name of the method.
     :param ax: axes to draw into; default a new figure.
@@ -54,12 +55,23 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
     ax = _diagonal_axes(ax)
     for index, (name, bins, color, marker) in enumerate(methods):
         num_bins = len(bins.count)
-        width = 1 / (
-            num_bins * len(methods)
-        )  # The bars of all methods stand side by side within each bin.
-        left = [b / num_bins + index * width for b in range(num_bins)]
+        edges = torch.arange(num_bins + 1, dtype=torch.float64, device="cpu") / num_bins
+        if bins.edges is not None:
+            edges = bins.edges.cpu()
+        # The bars of all methods stand side by side within each bin.
+        widths = edges.diff() / len(methods)
+        left = edges[:-1] + index * widths
         shares = (bins.count / bins.count.sum()).tolist()
-        ax.bar(left, shares, width, align="edge", color=color, alpha=0.2, linewidth=0, zorder=0)
+        ax.bar(
+            left.tolist(),
+            shares,
+            widths.tolist(),
+            align="edge",
+            color=color,
+            alpha=0.2,
+            linewidth=0,
+            zorder=0,
+        )
         enough = bins.count >= FEW
         few = (bins.count > 0) & ~enough
         label = f"{name} (ECE {bins.expected_calibration_error.item():.3f})"
@@ -73,6 +85,10 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
             # A point at (1, 1) is drawn whole; without points, layouts would count the figure's corner as a part of it.
             points.set(markersize=4.5, zorder=3, clip_on=not bool(chosen.any()))
     ax.set(xlabel="Confidence", ylabel="Accuracy (bars: share of predictions)")
+    if all(bins.of_class is not None for bins in reliabilities.values()):
+        ax.set(
+            xlabel="Probability of the class", ylabel="Share of the class (bars: of predictions)"
+        )
     ax.legend(loc="upper left", frameon=False)
     return ax
 

@@ -62,6 +62,12 @@ ROWS = [
         for name in ("reliability", "expected_calibration_error")
     ),
     Row(
+        "uncertainty.reliability",
+        lambda: dict(probs=PROBS, labels=LABELS, of_class=0, equal_counts=True),
+        dict(of_class={"one too many": PROBS.shape[-1]}),
+        case="class",
+    ),
+    Row(
         "uncertainty.auroc",
         lambda: dict(scores_negative=torch.tensor([0.1, 0.2]), scores_positive=torch.tensor([0.3])),
         dict(scores_negative=some(torch.rand(2, 2)), scores_positive=some(torch.rand(2, 2))),

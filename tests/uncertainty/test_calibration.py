@@ -43,3 +43,50 @@ def test_calibrated_sample_is_within_sampling_error():
     # The same test notices a slightly overconfident model.
     sharpened = probs.pow(1.2) / probs.pow(1.2).sum(-1, keepdim=True)
     assert expected_calibration_error(sharpened, labels, num_bins).item() > 2 * bound
+
+
+def test_one_class_against_the_others_by_hand():
+    probs = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.3, 0.5], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1]])
+    bins = reliability(probs, torch.tensor([0, 1, 1, 1]), num_bins=2, of_class=1)
+    # Probabilities of class 1: 0.2, 0.3 and 0.3 in the first half, of which two are right, and 0.8 in the second.
+    assert bins.count.tolist() == [3, 1]
+    torch.testing.assert_close(bins.confidence, torch.tensor([0.8 / 3, 0.8]))
+    torch.testing.assert_close(bins.accuracy, torch.tensor([2 / 3, 1.0]))
+    assert bins.expected_calibration_error.item() == pytest.approx((3 * (2 / 3 - 0.8 / 3) + 0.2) / 4)
+
+
+def test_a_rare_class_fills_all_bins_of_equal_counts_and_one_of_equal_width():
+    torch.manual_seed(0)
+    rare = 0.02 * torch.rand(10_000)
+    probs = torch.stack([1 - rare, rare], -1)
+    labels = (torch.rand(10_000) < rare).long()
+    assert reliability(probs, labels, of_class=1).count.tolist() == [10_000] + [0] * 14
+    bins = reliability(probs, labels, num_bins=10, of_class=1, equal_counts=True)
+    assert bins.count.tolist() == [1_000] * 10
+    assert bool((bins.confidence.diff() > 0).all())
+    torch.testing.assert_close(bins.edges[1:-1], rare.sort().values[999:9_999:1_000])
+    # Three standard errors of a share of at most 0.02 among a thousand.
+    assert (bins.accuracy - bins.confidence).abs().max() < 3 * (0.02 / 1_000) ** 0.5
+
+
+def test_equal_counts_take_ties_and_few_predictions():
+    probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.2, 0.8]])
+    bins = reliability(probs, torch.tensor([0, 0, 1, 1]), num_bins=2, equal_counts=True)
+    assert bins.count.tolist() == [3, 1] or bins.count.tolist() == [4, 0]
+    many = reliability(probs, torch.tensor([0, 0, 1, 1]), num_bins=9, equal_counts=True)
+    assert int(many.count.sum()) == 4
+    torch.testing.assert_close(many.accuracy.nansum(), torch.tensor(2 / 3 + 1.0))
+
+
+def test_equal_counts_give_the_same_points_for_the_same_bins():
+    probs, labels = simulate(3_000, 4)
+    equal = reliability(probs, labels, num_bins=1, equal_counts=True)
+    wide = reliability(probs, labels, num_bins=1)
+    torch.testing.assert_close(equal.accuracy, wide.accuracy)
+    torch.testing.assert_close(equal.confidence, wide.confidence)
+
+
+@pytest.mark.parametrize("of_class", [-1, 2, 0.5, "cat"])
+def test_a_class_that_is_none_is_named(of_class):
+    with pytest.raises(ValueError, match="of_class must be"):
+        reliability(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), of_class=of_class)

@@ -88,6 +88,17 @@ def test_reliability_bars_are_shares_side_by_side():
     assert {bar.get_width() for bar in [*radial, *normal]} == {0.125}
 
 
+def test_bars_of_equal_counts_are_as_wide_as_their_bins():
+    edges = torch.tensor([0.0, 0.02, 0.1, 0.4, 1.0])
+    ax = plot_reliability({"rare": Reliability(NORMAL.confidence, NORMAL.accuracy, NORMAL.count, edges, 1)})
+    (bars,) = ax.containers
+    assert [bar.get_x() for bar in bars] == pytest.approx([0.0, 0.02, 0.1, 0.4])
+    assert [bar.get_width() for bar in bars] == pytest.approx([0.02, 0.08, 0.3, 0.6])
+    assert ax.get_xlabel() == "Probability of the class"
+    assert ax.get_ylabel().startswith("Share of the class")
+    assert_draws(ax.figure)
+
+
 def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_method():
     ax = plot_quantile_calibration(QUANTILES)
     diagonal, radial, normal = ax.lines
