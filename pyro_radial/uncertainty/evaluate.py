@@ -45,12 +45,14 @@ class Evaluation:
         error from the finite test set.
     :param prediction: the prediction of the test data.
     :param targets: the targets of the test data.
+    :param float level: the level of intervals.
     """
 
     scores: Mapping[str, float]
     errors: Mapping[str, float]
     prediction: Prediction
     targets: Tensor
+    level: float
 
     def __str__(self) -> str:
         width = max(map(len, self.scores))
@@ -60,7 +62,7 @@ class Evaluation:
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw accuracy against confidence, or for real targets the calibration of quantiles.
+        """Draw accuracy against confidence, or for real targets the calibration of quantiles with the level marked.
 
         :param ax: axes to draw into; default a new figure.
         :returns: the axes.
@@ -70,9 +72,8 @@ class Evaluation:
             labels, prediction = _by_label(self.prediction, self.targets)
             return plot_reliability({"test": reliability(prediction.mean, labels)}, ax)
         quantiles = self.prediction.quantiles(LEVELS)
-        return plot_quantile_calibration(
-            {"test": quantile_calibration(quantiles, LEVELS, self.targets)}, ax
-        )
+        curve = quantile_calibration(quantiles, LEVELS, self.targets)
+        return plot_quantile_calibration({"test": curve}, ax, level=self.level)
 
 
 class Evaluations(dict[str, Evaluation]):
@@ -192,7 +193,7 @@ def _evaluation(
 
     found = scores(slice(None))
     errors = _jackknife(scores, len(inside.samples), found)
-    return Evaluation(found, errors, inside, targets)
+    return Evaluation(found, errors, inside, targets, level)
 
 
 def _of_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:

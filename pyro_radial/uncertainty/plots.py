@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from pyro_radial._pyro.checks import check_types
+from pyro_radial._pyro.checks import check_types, optional, proper_fraction
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.intervals import QuantileCalibration
 
@@ -94,7 +94,7 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
 
 
 def plot_quantile_calibration(
-    curves: Mapping[str, QuantileCalibration], ax: Axes | None = None
+    curves: Mapping[str, QuantileCalibration], ax: Axes | None = None, *, level: float | None = None
 ) -> Axes:
     """Draw the share of targets at or below their quantile against its level, one line per method.
 
@@ -104,6 +104,8 @@ def plot_quantile_calibration(
 
     :param curves: results of :func:`~pyro_radial.uncertainty.quantile_calibration` by the name of the method.
     :param ax: axes to draw into; default a new figure.
+    :param float level: a level of central intervals, between zero and one. Dotted lines mark its two quantiles; the
+        interval holds the difference of the shares there.
     :returns: the axes.
     :raises ValueError: if there is no method.
 
@@ -116,6 +118,7 @@ def plot_quantile_calibration(
         'radial (gap 0.167)'
     """
     methods = _styled("curves", curves, QuantileCalibration)
+    optional(proper_fraction, "level", level)
     ax = _diagonal_axes(ax)
     for name, curve, color, marker in methods:
         label = f"{name} (gap {curve.error.item():.3f})"
@@ -128,6 +131,10 @@ def plot_quantile_calibration(
     ax.fill_between(
         levels, levels - errors, levels + errors, color="0.55", alpha=0.2, linewidth=0, zorder=0
     )
+    if level is not None:
+        ends = [(1 - level) / 2, (1 + level) / 2]
+        label = f"ends of {100 * level:g} % intervals"
+        ax.vlines(ends, 0, 1, color="0.3", linestyle=":", linewidth=1, label=label, zorder=1)
     ax.set(xlabel="Level of the quantile", ylabel="Share of targets at or below it")
     ax.legend(loc="upper left", frameon=False)
     return ax

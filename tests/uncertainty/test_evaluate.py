@@ -154,3 +154,9 @@ def test_targets_of_named_outputs_must_fit_them():
 def test_a_plot_is_of_calibration(make, label):
     model, guide, x, y = make()
     assert evaluate(model, guide, (x, y), num_samples=8).plot().get_xlabel() == label
+
+
+def test_a_plot_of_numbers_marks_the_level_asked_for():
+    model, guide, x, y = of_numbers()
+    ax = evaluate(model, guide, (x, y), num_samples=8, level=0.8, progress=False).plot()
+    assert "ends of 80 % intervals" in [text.get_text() for text in ax.get_legend().get_texts()]

@@ -113,6 +113,21 @@ def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_met
     assert_draws(ax.figure)
 
 
+def test_the_ends_of_intervals_are_marked_at_their_quantiles():
+    ax = plot_quantile_calibration(QUANTILES, level=0.9)
+    places = [line[:, 0].tolist() for line in ax.collections[-1].get_segments()]
+    assert places == [pytest.approx([0.05, 0.05]), pytest.approx([0.95, 0.95])]
+    assert labels(ax) == ["radial (gap 0.067)", "normal (gap 0.200)", "ends of 90 % intervals"]
+    assert_draws(ax.figure)
+    assert len(plot_quantile_calibration(QUANTILES).collections) == 1
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 90, "0.9"])
+def test_a_level_out_of_range_is_named(level):
+    with pytest.raises(ValueError, match="level must be"):
+        plot_quantile_calibration(QUANTILES, level=level)
+
+
 def test_pyplot_is_never_imported_and_the_extras_only_when_used():
     code = (
         "import sys, torch, pyro_radial.uncertainty.plots as u\n"
