@@ -7,6 +7,7 @@ from pyro_radial.infer.diagnose import diagnose
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.optim.natural_gradient import NaturalGradient
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
+from pyro_radial.infer.posthoc.linearized_network import LinearizedNetwork
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
@@ -22,6 +23,7 @@ __all__ = [
     "CompiledSVI",
     "FitOptions",
     "HalfCauchyReparam",
+    "LinearizedNetwork",
     "NaturalGradient",
     "Prediction",
     "SampledNetwork",

@@ -16,10 +16,12 @@ from pyro_radial.infer import (
     CompiledELBO,
     CompiledSVI,
     FitOptions,
+    LinearizedNetwork,
     NaturalGradient,
     Prediction,
     SampledNetwork,
     TermsELBO,
+    last_layer_laplace,
 )
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Part, Row, some
@@ -49,6 +51,11 @@ def prediction():
 @cache
 def sampled():
     return SampledNetwork(**guided(), num_samples=5)
+
+
+def last_layer():
+    made = model()
+    return made, last_layer_laplace(made, nn.Linear(3, 1), (X, Y))
 
 
 def adam(parameters):
@@ -160,6 +167,16 @@ ROWS = [
     ),
     Row("infer.SampledNetwork.forward", lambda: dict(args=(X,)), on=sampled),
     Row("infer.SampledNetwork.predict", lambda: dict(x=X), takes=any_inputs, on=sampled),
+    Row(
+        "infer.LinearizedNetwork",
+        lambda: dict(zip(("model", "guide"), last_layer(), strict=True)),
+        dict(model=models | some(nn.Linear(3, 1)), guide=guides | some(guided()["guide"])),
+    ),
+    Row(
+        "infer.LinearizedNetwork.forward",
+        lambda: dict(args=(X,)),
+        on=lambda: LinearizedNetwork(*last_layer()),
+    ),
     Row(
         "infer.Prediction.joined",
         lambda: dict(predictions=[prediction(), prediction()]),

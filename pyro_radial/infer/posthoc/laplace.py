@@ -19,6 +19,7 @@ from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.data import Inputs, Rows, move
 from pyro_radial.infer.prediction.guide_draws import sample_at
+from pyro_radial.infer.prediction.linearized import probit_logits
 from pyro_radial.nn.bayesian_module import check_fixed
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -88,19 +89,20 @@ class LastLayerLaplace(nn.Module):
     ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Return a function of rows: the means ``[N, K]`` and covariances ``[N, K, K]`` of outputs, which are exact."""
         network = TrainedNetwork(model, self)
-        basis = self._basis()
-        variances = self.get_buffer("stddev").square().reshape_as(self.layer.matrix(self.median()))
-        full = self.covariance().reshape(2 * variances.shape) if len(basis) == 1 else None
+        covariance = self.output_covariance()
 
         def marginals(x: Tensor) -> tuple[Tensor, Tensor]:
             features, f = self.layer.features(network, x)
-            if full is not None:
-                return f, torch.einsum("ne,kemf,nf->nkm", features, full, features)
-            left, right = basis
-            along_left = (features @ right).square() @ variances.mT
-            return f, (left * along_left.unsqueeze(1)) @ left.mT
+            return f, covariance(features)
 
         return marginals
+
+    def output_covariance(self) -> "OutputCovariance":
+        """Return a module of the layer's inputs: the covariances of outputs, which are exact."""
+        basis = self._basis()
+        variances = self.get_buffer("stddev").square().reshape_as(self.layer.matrix(self.median()))
+        full = self.covariance().reshape(2 * variances.shape) if len(basis) == 1 else None
+        return OutputCovariance(variances, full, basis)
 
     def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Sample all sites."""
@@ -121,6 +123,35 @@ class LastLayerLaplace(nn.Module):
 
     def _basis(self) -> list[Tensor]:
         return [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
+
+
+class OutputCovariance(nn.Module):
+    """Covariances ``[N, K, K]`` of outputs from the last layer's inputs ``[N, E]``.
+
+    :param Tensor variances: variances along the basis, ``[K, E]``.
+    :param Tensor full: the covariance ``[K, E, K, E]`` of the weights, or None if the basis is a product of two.
+    :param basis: eigenvectors.
+    """
+
+    def __init__(self, variances: Tensor, full: Tensor | None, basis: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("full", full)
+        if full is None:
+            for name, tensor in zip(("left", "right"), basis, strict=True):
+                self.register_buffer(name, tensor)
+            self.register_buffer("variances", variances)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Compute them."""
+        if self.full is not None:
+            if torch.compiler.is_compiling():
+                # The search for the best order of three would fix the number of rows.
+                by_features = torch.einsum("ne,kemf->nkmf", features, self.full)
+                return torch.einsum("nkmf,nf->nkm", by_features, features)
+            return torch.einsum("ne,kemf,nf->nkm", features, self.full, features)
+        left = self.get_buffer("left")
+        along = (features @ self.get_buffer("right")).square() @ self.get_buffer("variances").mT
+        return (left * along.unsqueeze(1)) @ left.mT
 
 
 def _along(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
@@ -250,8 +281,7 @@ def _warn_if_memorized(
     precision: float, likelihood: Likelihood, f: Tensor, covariance: Tensor, y: Tensor
 ) -> None:
     """Warn if a precision by evidence lowers the log-likelihood of rows with outputs ``f`` by much."""
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    by_probit = likelihood.observation(f / (1.0 + math.pi / 8.0 * variance).sqrt())
+    by_probit = likelihood.observation(probit_logits(f, covariance))
     lost = (likelihood.observation(f).log_prob(y) - by_probit.log_prob(y)).mean()
     if lost > MOST_LOST:
         warnings.warn(
@@ -446,9 +476,13 @@ class LastLayer(NamedTuple):
         with hooked(layers, lambda place, inputs, output: found.append(inputs.clone())):
             f = network.run(x)
         (inputs,) = found
-        if self.bias is not None:
-            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-        return inputs, f
+        return self.with_ones(inputs), f
+
+    def with_ones(self, inputs: Tensor) -> Tensor:
+        """Return the layer's inputs with a final one for a random bias."""
+        if self.bias is None:
+            return inputs
+        return torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
 
     def matrix(self, values: dict[str, Tensor]) -> Tensor:
         """Return the random parameters as one matrix ``[K, E]``, with the bias as its last column."""

@@ -34,12 +34,17 @@ def linearized_samples(
     for rows in tqdm(x.split(chunk_size), desc="predict", unit="pass", disable=not progress):
         f, covariance = marginals(rows.to(device))
         if num_samples is None:
-            variance = covariance.diagonal(dim1=-2, dim2=-1).reshape_as(f)
-            samples.append((f / (1.0 + math.pi / 8.0 * variance).sqrt()).unsqueeze(0))
+            samples.append(probit_logits(f, covariance).unsqueeze(0))
         else:
             draws = _draws(f.reshape(len(f), -1), covariance, num_samples)
             samples.append(draws.transpose(0, 1).reshape(num_samples, *f.shape))
     return torch.cat(samples, 1)
+
+
+def probit_logits(f: Tensor, covariance: Tensor) -> Tensor:
+    """Return the logits ``[N, *outputs]`` of the probit for means and covariances ``[N, O, O]``."""
+    variance = covariance.diagonal(dim1=-2, dim2=-1).reshape_as(f)
+    return f / (1.0 + math.pi / 8.0 * variance).sqrt()
 
 
 def output_marginals(model: Any, posterior: Any, function_site: str) -> Marginals:
