@@ -96,6 +96,10 @@ def _full_covariance(name, site):
     return families.MultivariateNormal(init_stddev=0.1)
 
 
+def _low_rank_covariance(name, site):
+    return families.MultivariateNormal(init_stddev=0.1, rank=1)
+
+
 DISTRIBUTIONS = {
     "Normal": Row(_normal((2, 3), 0), kl_to=_normal((2, 3), 0), scipy=_scipy_normal),
     "RadialNormalVector": Row(_radial((3, 5), 1), kl_to=_normal((3, 5), 1)),
@@ -139,4 +143,5 @@ GUIDES = {
     ),
     "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_stddev=0.1, **kwargs),
     "AutoMeanFieldFullCovariance": lambda model, **kwargs: AutoMeanField(model, families=_full_covariance, **kwargs),
+    "AutoMeanFieldLowRank": lambda model, **kwargs: AutoMeanField(model, families=_low_rank_covariance, **kwargs),
 }

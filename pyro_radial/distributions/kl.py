@@ -19,6 +19,7 @@ from torch.distributions import (
     Independent,
     InverseGamma,
     LogNormal,
+    LowRankMultivariateNormal,
     MultivariateNormal,
     Normal,
     TransformedDistribution,
@@ -123,6 +124,23 @@ def kl_multivariate_normal_to_normal(q: MultivariateNormal, p: Distribution) -> 
         raise NotImplementedError
     own = q.scale_tril.diagonal(dim1=-2, dim2=-1)
     total_correlation = (q.stddev / own).log().sum(-1)
+    return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + total_correlation
+
+
+def kl_low_rank_normal_to_normal(q: LowRankMultivariateNormal, p: Distribution) -> Tensor:
+    r"""Return the KL from a normal with a low-rank covariance to independent normals, under any nesting of wrappers.
+
+    With the covariance :math:`S (I + F F^T) S` it is that of :func:`kl_multivariate_normal_to_normal`, with the total
+    correlation
+
+    .. math:: \tfrac12 \sum_i \log(1 + \|F_i\|^2) - \tfrac12 \log\det(I + F^T F).
+    """
+    if not isinstance(leaf(p), Normal):
+        raise NotImplementedError
+    factor = q.cov_factor / q.cov_diag.sqrt().unsqueeze(-1)
+    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    marginals = factor.square().sum(-1).log1p().sum(-1)
+    total_correlation = 0.5 * (marginals - torch.logdet(eye + factor.mT @ factor))
     return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + total_correlation
 
 
@@ -282,6 +300,7 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     (MaskedDistribution, MaskedDistribution, kl_of_masked),
     (RadialNormal, MultivariateNormal, kl_radial_to_multivariate_normal),
     *((MultivariateNormal, p, kl_multivariate_normal_to_normal) for p in _KINDS[2:]),
+    *((LowRankMultivariateNormal, p, kl_low_rank_normal_to_normal) for p in _KINDS[2:]),
     *((TransformedDistribution, p, kl_of_transformed) for p in _BIJECTIONS),
     (Normal, TransformedDistribution, kl_normal_to_log_gamma),
     (RadialDirectional, RadialDirectional, kl_radial_directional),

@@ -107,6 +107,18 @@ def test_kl_from_a_full_covariance_normal_to_independent_ones_is_torchs_of_two_f
     torch.testing.assert_close(kl_divergence(q, other), kl_divergence(q, full), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("nesting", INDEPENDENT.values(), ids=INDEPENDENT)
+@pytest.mark.parametrize("wide", [1.0, 1e3])
+def test_kl_from_a_low_rank_normal_to_independent_ones_is_torchs_of_two_full_ones(p, nesting, wide):
+    factor = wide * torch.randn(*FULL, 2, dtype=torch.double)
+    own = 0.5 + torch.rand(FULL, dtype=torch.double)
+    q = dist.LowRankMultivariateNormal(torch.randn(FULL, dtype=torch.double), factor, own)
+    other = nesting(p)
+    full = dist.MultivariateNormal(other.mean, scale_tril=other.stddev.diag_embed())
+    dense = dist.MultivariateNormal(q.loc, q.covariance_matrix)
+    torch.testing.assert_close(kl_divergence(q, other), kl_divergence(dense, full), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("family", [RadialNormal, dist.Normal])
 def test_kl_to_a_log_normal_is_closed_on_its_support(family, p):
     prior = dist.LogNormal(p.loc, p.scale).to_event(2)

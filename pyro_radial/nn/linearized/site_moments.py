@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import LowRankMultivariateNormal
 
 from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
@@ -31,7 +32,13 @@ def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] |
     distribution = unmasked(distribution)
     try:
         mean: Tensor = distribution.mean
-        full = getattr(leaf(distribution), "covariance_matrix", None)
+        normal = leaf(distribution)
+        if isinstance(normal, LowRankMultivariateNormal) and normal.batch_shape.numel() == 1:
+            # Its full covariance may be too large.
+            variance = normal.cov_diag.reshape(mean.shape)
+            factor = normal.cov_factor.reshape(mean.numel(), -1)
+            return mean, CovarianceBlock((site,), variance, factor=factor)
+        full = getattr(normal, "covariance_matrix", None)
         if full is None:
             return mean, CovarianceBlock((site,), distribution.variance.expand(mean.shape))
     except (NotImplementedError, AttributeError):

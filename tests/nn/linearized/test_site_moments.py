@@ -45,6 +45,17 @@ def test_a_full_covariance_is_kept_for_each_of_a_batch(wrap):
     torch.testing.assert_close(block.times(jacobian), expected)
 
 
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
+def test_a_low_rank_covariance_keeps_its_factor_unless_there_are_several(batch):
+    q = dist.LowRankMultivariateNormal(torch.zeros(*batch, 3), torch.randn(*batch, 3, 2), 1.0 + torch.rand(*batch, 3))
+    mean, block = moments_of("w", q)
+    assert block.is_full == (batch == (2,))
+    assert (block.factor is None) == block.is_full
+    jacobian = torch.randn(4, mean.numel())
+    covariance = torch.block_diag(*q.covariance_matrix.reshape(-1, 3, 3))
+    torch.testing.assert_close(block.times(jacobian), jacobian @ covariance)
+
+
 def test_what_has_no_variance_in_closed_form_has_no_moments():
     assert moments_of("w", dist.TransformedDistribution(dist.Normal(LOC, SCALE), [])) is None
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A normal distribution with a full covariance among the elements of an event."""
+"""A normal distribution with a full or a low-rank covariance among the elements of an event."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution, TransformedDistribution
 from torch.distributions.transforms import ReshapeTransform
 
-from pyro_radial._pyro.checks import optional, positive_float
+from pyro_radial._pyro.checks import optional, positive_count, positive_float
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import (
     Transformed,
@@ -26,12 +26,14 @@ from pyro_radial.distributions.wrappers import (
 from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expanded_mean
 from pyro_radial.infer.autoguide.families.normal import Normal
 
-#: The most elements of an event, whose factor then has a million.
+#: A normal on vectors.
+Joint = dist.MultivariateNormal | dist.LowRankMultivariateNormal
+#: The most elements of an event without a rank, whose factor then has a million.
 MAX_ELEMENTS = 1_000
 
 
 class MultivariateNormal(Family):
-    r"""A normal with a full covariance among the elements of each event; on a constrained site its pushforward.
+    r"""A normal with a covariance among the elements of each event; on a constrained site its pushforward.
 
     Independent elements are narrower than the posterior where elements are correlated, so their intervals hold too few
     of the true values. This family keeps what is correlated within a site, and :class:`Normal` is enough for a site
@@ -40,13 +42,19 @@ class MultivariateNormal(Family):
     .. math:: S L L^T S, \qquad S = \mathrm{diag}(\mathrm{scale}),
 
     with the parameters ``loc``, ``scale`` and ``scale_tril``, the lower triangle L with ones on its diagonal, as in
-    Pyro's ``AutoMultivariateNormal``. To normal priors, factorized or not, its KL has a closed form.
+    Pyro's ``AutoMultivariateNormal``. For large events give a rank r. The covariance is then
+
+    .. math:: S (I + F F^T) S,
+
+    with the parameter ``factor``, F of shape ``[elements, r]``, in place of ``scale_tril``: r directions can be wide,
+    and the others are as wide as ``scale``. To normal priors, factorized or not, both have KLs in closed form.
     :class:`~pyro_radial.NaturalGradient` leaves these sites to its ``others``.
 
     :param float init_stddev: the initial standard deviation of every element in unconstrained space; the guide's by
-        default. Elements start independent.
-    :raises ValueError: for a start that is not positive and finite and, naming the site, for an event of more than
-        1,000 elements.
+        default. Without a rank elements start independent, with one F starts random.
+    :param int rank: r, at most the number of elements of an event; None for a full covariance.
+    :raises ValueError: for a start that is not positive and finite, or a rank below one; naming the site, for a rank
+        above its number of elements, or without a rank for an event of more than 1,000 elements.
 
     Example::
 
@@ -61,11 +69,12 @@ class MultivariateNormal(Family):
         torch.Size([5, 2, 2])
     """
 
-    def __init__(self, init_stddev: float | None = None) -> None:
+    def __init__(self, init_stddev: float | None = None, *, rank: int | None = None) -> None:
         self.init_stddev = optional(positive_float, "init_stddev", init_stddev)
+        self.rank = optional(positive_count, "rank", rank)
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """Return the value, one scale for all elements, and no correlation."""
+        """Return the value, one standard deviation for all elements, and no correlation or a random factor."""
         stddev = torch.full_like(value, self.init_stddev or site.init_stddev)
         return self._parameters(site, value.clone(), stddev)
 
@@ -87,39 +96,75 @@ class MultivariateNormal(Family):
         site: Site,
         loc: Tensor,
         stddev: Tensor,
-        joint: dist.MultivariateNormal | None = None,
+        joint: Joint | None = None,
     ) -> dict[str, PyroParam]:
         stddevs = _flat(site, stddev)
         size = stddevs.shape[-1]
+        # A single number is normal.
+        if self.rank is not None and site.event_dim:
+            return self._of_low_rank(site, loc, stddevs, joint)
         if size > MAX_ELEMENTS:
             raise ValueError(
                 f"MultivariateNormal: site '{site.name}' must have at most {MAX_ELEMENTS:,} elements in an event, got "
-                f"{size:,}: use Normal or Radial for it, or AutoCorrelated with a rank"
+                f"{size:,}: give it a rank, as MultivariateNormal(rank=20)"
             )
         factor = stddevs.diag_embed()
         if joint is not None:
             factor.copy_(joint.scale_tril)
         own = factor.diagonal(dim1=-2, dim2=-1)
-        scale = own.reshape(loc.shape).clone()
-        parameters = {
-            "loc": PyroParam(loc, constraints.real, site.event_dim),
-            "scale": PyroParam(scale, LocScale.scale_constraint, site.event_dim),
-        }
-        # A single number is normal.
+        parameters = _loc_and_scale(site, loc, own)
         if site.event_dim:
             unit = factor / own.unsqueeze(-1)
             parameters["scale_tril"] = PyroParam(unit, constraints.unit_lower_cholesky, 2)
         return parameters
 
+    def _of_low_rank(
+        self, site: Site, loc: Tensor, stddevs: Tensor, joint: Joint | None
+    ) -> dict[str, PyroParam]:
+        rank = self.rank or 0
+        if rank > stddevs.shape[-1]:
+            raise ValueError(
+                f"MultivariateNormal: rank must be at most {stddevs.shape[-1]}, the elements of an event of site "
+                f"'{site.name}', got {rank}"
+            )
+        shape = (*stddevs.shape, rank)
+        if isinstance(joint, dist.LowRankMultivariateNormal) and joint.cov_factor.shape[-1] == rank:
+            own = joint.cov_diag.sqrt().expand_as(stddevs)
+            factor = (joint.cov_factor / own.unsqueeze(-1)).expand(shape).clone()
+        else:
+            # Half of each variance is an element's own. From F = 0 no gradient would lead away.
+            own = stddevs * 0.5**0.5
+            directions = torch.randn(shape, dtype=loc.dtype, device=loc.device)
+            factor = torch.nn.functional.normalize(directions, dim=-1)
+        return {
+            **_loc_and_scale(site, loc, own),
+            "factor": PyroParam(factor, constraints.real, 2),
+        }
+
     def distribution(  # type: ignore[override]
-        self, site: Site, *, loc: Tensor, scale: Tensor, scale_tril: Tensor | None = None
+        self,
+        site: Site,
+        *,
+        loc: Tensor,
+        scale: Tensor,
+        scale_tril: Tensor | None = None,
+        factor: Tensor | None = None,
     ) -> TorchDistribution:
         """Return the normal with this covariance in the shape of the site's events."""
-        if scale_tril is None:
+        flat = _flat(site, loc)
+        scales = _flat(site, scale)
+        vector: Joint
+        if factor is not None:
+            vector = dist.LowRankMultivariateNormal(
+                flat, scales.unsqueeze(-1) * factor, scales.square(), validate_args=False
+            )
+        elif scale_tril is not None:
+            # The constraints keep the factor triangular with a positive diagonal.
+            vector = dist.MultivariateNormal(
+                flat, scale_tril=scales.unsqueeze(-1) * scale_tril, validate_args=False
+            )
+        else:
             return Normal().distribution(site, loc=loc, scale=scale)
-        factor = _flat(site, scale).unsqueeze(-1) * scale_tril
-        # The constraints keep the factor triangular with a positive diagonal.
-        vector = dist.MultivariateNormal(_flat(site, loc), scale_tril=factor, validate_args=False)
         if site.event_dim == 1:
             return vector
         shape = ReshapeTransform(vector.event_shape, loc.shape[-site.event_dim :])
@@ -133,11 +178,15 @@ class MultivariateNormal(Family):
         loc: Tensor,
         scale: Tensor,
         scale_tril: Tensor | None = None,
+        factor: Tensor | None = None,
     ) -> Tensor:
         """Return the quantiles of each element's normal."""
         stddev = scale
         if scale_tril is not None:
             rows = torch.linalg.vector_norm(scale_tril, dim=-1)
+            stddev = scale * rows.reshape(scale.shape)
+        if factor is not None:
+            rows = (1.0 + factor.square().sum(-1)).sqrt()
             stddev = scale * rows.reshape(scale.shape)
         return Normal().quantiles(site, levels, loc=loc, scale=stddev)
 
@@ -148,11 +197,20 @@ def _flat(site: Site, value: Tensor) -> Tensor:
     return value.reshape(*batch, -1) if site.event_dim else value.unsqueeze(-1)
 
 
-def _joint(site: Site, distribution: Distribution) -> dist.MultivariateNormal | None:
+def _loc_and_scale(site: Site, loc: Tensor, scales: Tensor) -> dict[str, PyroParam]:
+    """Return the parameters of a site from its locations and the scales of flat events."""
+    scale = scales.reshape(loc.shape).clone()
+    return {
+        "loc": PyroParam(loc, constraints.real, site.event_dim),
+        "scale": PyroParam(scale, LocScale.scale_constraint, site.event_dim),
+    }
+
+
+def _joint(site: Site, distribution: Distribution) -> Joint | None:
     """Return the normal on whole events that a distribution is in unconstrained space, or None for another."""
     transforms = [] if site.transform is None else elementary([site.transform])
     inner = leaf(pull_back(unmasked(distribution), transforms))
     if isinstance(inner, TransformedDistribution) and is_reshape(inner.transforms):
         inner = leaf(inner.base_dist)
     of_events = inner.event_shape.numel() == site.shape[len(site.shape) - site.event_dim :].numel()
-    return inner if isinstance(inner, dist.MultivariateNormal) and of_events else None
+    return inner if isinstance(inner, Joint) and of_events else None

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A full covariance within an event: KLs, an exact posterior, chains, quantiles, and what it refuses."""
+"""A full or a low-rank covariance within an event: KLs, an exact posterior, chains, quantiles, and what it refuses."""
 
 import math
 
@@ -28,14 +28,14 @@ def fill(guide, seed=0):
             parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.double))
 
 
-def guide_of(prior, **plates):
+def guide_of(prior, rank=None, **plates):
     """A guide with a random covariance of the site ``w``, in double precision."""
 
     def model():
         with pyro.plate_stack("rows", plates.get("sizes", ())):
             pyro.sample("w", prior)
 
-    guide = AutoMeanField(model, families={"w": families.MultivariateNormal(init_stddev=0.5)})
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal(init_stddev=0.5, rank=rank)})
     guide.setup()
     fill(guide.double())
     return guide
@@ -65,9 +65,10 @@ PRIORS = {
 }
 
 
+@pytest.mark.parametrize("rank", [None, 1, 3])
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
-def test_the_kl_is_closed_and_the_mean_difference_of_log_densities(prior):
-    q = guide_of(prior, sizes=prior.batch_shape).posterior()["w"]
+def test_the_kl_is_closed_and_the_mean_difference_of_log_densities(prior, rank):
+    q = guide_of(prior, rank, sizes=prior.batch_shape).posterior()["w"]
     kl = kl_divergence(q, prior)
     draws = q.sample((NUM_SAMPLES,))
     difference = q.log_prob(draws) - prior.log_prob(draws)
@@ -112,14 +113,15 @@ def test_a_linear_regression_has_its_exact_posterior():
     torch.testing.assert_close(quantiles, expected)
 
 
+@pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("shape", [(3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("form", ["normal", "exact"])
-def test_a_chain_takes_it_and_starts_from_it(form, shape):
+def test_a_chain_takes_it_and_starts_from_it(form, shape, rank):
     def model():
         pyro.sample("w", dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape)))
 
     chain = PriorChain(model, form)
-    full = {"w": families.MultivariateNormal()}
+    full = {"w": families.MultivariateNormal(rank=rank)}
     guide = chain.guide(AutoMeanField, families=full)
     guide.setup()
     with torch.no_grad():
@@ -155,7 +157,8 @@ def test_a_start_at_another_covariance_keeps_means_and_widths():
         torch.testing.assert_close(upper - median, torch.full((2, 3), expected), rtol=1e-4, atol=1e-6)
 
 
-def test_a_mini_batch_takes_the_covariances_of_its_rows():
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_mini_batch_takes_the_covariances_of_its_rows(rank):
     def row_plate(rows):
         return pyro.plate("rows", 6, subsample=rows)
 
@@ -163,7 +166,8 @@ def test_a_mini_batch_takes_the_covariances_of_its_rows():
         with row_plate(rows):
             pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
 
-    guide = AutoMeanField(model, families={"w": families.MultivariateNormal()}, create_plates=row_plate)
+    own = {"w": families.MultivariateNormal(rank=rank)}
+    guide = AutoMeanField(model, families=own, create_plates=row_plate)
     guide.setup(torch.arange(6))
     with torch.no_grad():
         for parameter in guide.parameters():
@@ -199,7 +203,9 @@ def test_an_event_that_is_too_large_is_refused_by_name():
             pyro.sample("w", dist.Normal(torch.zeros(size), 1.0).to_event(1))
 
     guide = AutoMeanField(model, families={"w": families.MultivariateNormal()})
-    with pytest.raises(ValueError, match=r"site 'w' must have at most 1,000 elements in .*, got 1,001: use N"):
+    with pytest.raises(
+        ValueError, match=r"site 'w' must have at most 1,000 elements in .*, got 1,001: give it a rank, as M"
+    ):
         guide.setup(1_001)
     with pytest.raises(ValueError, match="got 500,000"):
         guide.setup(500_000)
@@ -221,3 +227,74 @@ def test_steps_of_svi_and_its_own_losses_agree():
         pyro.set_rng_seed(3)
         losses.append(float(loss.loss(model, guide, y)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_low_rank_covariance_is_that_of_its_parameters():
+    prior = normal(2, 3).to_event(2)
+    guide = guide_of(prior, rank=2)
+    scale = guide.scales.w.detach().flatten()
+    factor = scale[:, None] * guide.factors.w.detach()
+    covariance = scale.square().diag() + factor @ factor.mT
+    q = guide.posterior()["w"]
+    draws = q.sample((NUM_SAMPLES,)).flatten(1)
+    expected = dist.MultivariateNormal(guide.median()["w"].flatten(), covariance).log_prob(draws)
+    torch.testing.assert_close(q.log_prob(draws.unflatten(1, (2, 3))), expected)
+    median, upper = guide.quantiles([0.5, 0.841344746])["w"]
+    torch.testing.assert_close((upper - median).flatten(), covariance.diagonal().sqrt(), rtol=1e-6, atol=0)
+
+
+def test_a_low_rank_starts_at_the_standard_deviation_asked_for():
+    def model():
+        pyro.sample("w", dist.Normal(torch.zeros(2_000), 1.0).to_event(1))
+
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal(init_stddev=0.3, rank=5)})
+    guide.setup()
+    torch.testing.assert_close(guide.posterior()["w"].stddev, torch.full((2_000,), 0.3))
+
+
+def test_the_kl_of_a_large_event_needs_no_covariance_and_is_that_of_a_full_one():
+    loc = torch.randn(300, dtype=torch.double)
+    q = dist.LowRankMultivariateNormal(loc, torch.randn(300, 4, dtype=torch.double), 0.1 + torch.rand(300).double())
+    p = dist.Normal(torch.zeros(300, dtype=torch.double), 2.0).to_event(1)
+    full = dist.MultivariateNormal(loc, q.covariance_matrix)
+    torch.testing.assert_close(kl_divergence(q, p), kl_divergence(full, p))
+    large = dist.LowRankMultivariateNormal(torch.zeros(100_000), torch.ones(100_000, 2), torch.ones(100_000))
+    assert kl_divergence(large, dist.Normal(torch.zeros(100_000), 1.0).to_event(1)).isfinite()
+
+
+def test_a_low_rank_finds_the_wide_direction_of_a_posterior():
+    """Only differences are observed, so the mean of the elements stays as wide as in the prior."""
+    size = 4
+
+    def model():
+        w = pyro.sample("w", dist.Normal(torch.zeros(size), 1.0).to_event(1))
+        differences = w - w.mean(-1, keepdim=True)
+        pyro.sample("y", dist.Normal(differences, 0.2).to_event(1), obs=torch.zeros(size))
+
+    shared = torch.full((size, size), 1 / size)
+    # A precision of 26 in all directions but one, where it is 1.
+    covariance = (torch.eye(size) - shared) / 26 + shared
+    pyro.set_rng_seed(0)
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal(rank=1)})
+    optim = pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.001 ** (1 / 1_000)})
+    loss = TraceMeanField_ELBO(num_particles=16, vectorize_particles=True)
+    svi = CompiledSVI(model, guide, optim, loss, compile=False)
+    for _ in range(1_000):
+        svi.step()
+    found = guide.posterior()["w"].covariance_matrix
+    torch.testing.assert_close(found, covariance, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 2.5, "2"])
+def test_a_rank_that_is_no_positive_count_is_named(rank):
+    with pytest.raises(ValueError, match="rank must be"):
+        families.MultivariateNormal(rank=rank)
+
+
+def test_a_rank_above_the_elements_is_refused_by_site():
+    def model():
+        pyro.sample("w", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+
+    guide = AutoMeanField(model, families={"w": families.MultivariateNormal(rank=5)})
+    with pytest.raises(ValueError, match="rank must be at most 4, the elements of an event of site 'w', got 5"):
+        guide.setup()
