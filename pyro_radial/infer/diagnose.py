@@ -177,7 +177,7 @@ def diagnose(
             pulls = _scale_pulls(
                 TermsELBO(kl_weight=kl_weight), model, guide, whole, max(4, num_particles)
             )
-            wide = share_of_wide(model, guide, *inputs)
+            wide = None if intervals else share_of_wide(model, guide, *inputs)
         shares = interval_shares(model, guide, data) if intervals else {}
     terms = elbo.terms
     sampled = list(terms.sampled_kl)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
+from pyro.infer.autoguide import AutoContinuous
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
@@ -18,7 +19,7 @@ from pyro_radial.infer.autoguide.families import MultivariateNormal
 LEVEL = 0.9
 NUM_DRAWS = 1_000
 #: Shares this much below the level are too small. On the count model of benchmarks/guides/coverage.py, independent
-#: normals hold 0.72 of the posterior, and a full covariance holds 0.89.
+#: normals hold 0.73 of the posterior, and a full covariance holds 0.89.
 MARGIN = 0.05
 #: The largest k at which weights are reliable (Vehtari et al., 2024).
 MOST_K = 0.7
@@ -36,8 +37,8 @@ Plates = frozenset[tuple[str, int]]
 class IntervalShare(NamedTuple):
     """What central 90 % intervals of a site hold.
 
-    :param float held: the share of the posterior inside, a mean over the elements of plates, and of several elements of
-        an event the least one.
+    :param float held: the share of the posterior inside: a mean over the elements of plates, and the least one of the
+        elements of an event.
     :param float error: its standard error.
     :param float pareto_k: the shape of the tail of ratios p / q, a median over the elements of plates. Above 0.7 too
         few draws count, and ``held`` says little.
@@ -92,11 +93,9 @@ def interval_shares(
 
 def on_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator[str]:
     """Say which intervals fail, and of which nothing is known."""
-    families = guide.chosen_families() if isinstance(guide, AutoPerSite) else {}
-    full = {name for name, family in families.items() if isinstance(family, MultivariateNormal)}
     unknown = []
     for name, share in shares.items():
-        advice = _advice(name, share, name in full)
+        advice = _advice(name, share, guide)
         reliable = share.pareto_k <= MOST_K
         if not reliable and share.numbers > MOST_NUMBERS:
             unknown.append(name)
@@ -118,13 +117,16 @@ def on_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator
         )
 
 
-def _advice(name: str, share: IntervalShare, is_full: bool) -> str:
+def _advice(name: str, share: IntervalShare, guide: object) -> str:
     train = "If the loss still falls, train longer."
+    if isinstance(guide, AutoContinuous):
+        return f"Write the model non-centered, or take MCMC. {train}"
     sites = (
-        "If it is correlated with other sites, make them one site with an event, or take Pyro's "
-        "AutoMultivariateNormal."
+        "If it is correlated with other sites, make them one site with an event, write the model non-centered, or take "
+        "Pyro's AutoMultivariateNormal."
     )
-    if is_full or share.event_numel == 1:
+    families = guide.chosen_families() if isinstance(guide, AutoPerSite) else {}
+    if share.event_numel == 1 or isinstance(families.get(name), MultivariateNormal):
         return f"{sites} {train}"
     return f"Give it a full covariance: families={{'{name}': families.MultivariateNormal()}}. {sites} {train}"
 
@@ -169,6 +171,7 @@ def _shares(
     dims = sorted(dim for _, dim in plates)
     ratios = []
     draws: dict[str, list[Tensor]] = {name: [] for name in names}
+    event_numel = {}
     for _ in range(NUM_DRAWS):
         guide_trace = poutine.trace(guide).get_trace(*args)
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args)
@@ -180,6 +183,7 @@ def _shares(
             site: Any = model_trace.nodes[name]
             places = [dim - site["fn"].event_dim for dim in dims]
             value = site["value"].movedim(places, list(range(len(dims))))
+            event_numel[name] = site["fn"].event_shape.numel()
             draws[name].append(value.reshape(number, -1).cpu()[chosen])
     weights, shapes = smoothed_weights(torch.stack(ratios))
     pareto_k = float(shapes.median())
@@ -188,7 +192,7 @@ def _shares(
         held, error = _held_by_intervals(torch.stack(draws[name]), weights)
         least = int(held.argmin())
         shares[name] = IntervalShare(
-            float(held[least]), float(error[least]), pareto_k, numbers // number, len(held)
+            float(held[least]), float(error[least]), pareto_k, numbers // number, event_numel[name]
         )
     return shares
 

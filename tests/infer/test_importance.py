@@ -141,7 +141,7 @@ def test_crossed_plates_and_dims_of_no_plate_keep_their_elements():
     found = shares(model, lambda stddev: model(0.6 * stddev), 1.0)
     # Of one element of `inner`, of both plates, and of `outer`; sites in more plates are drawn along.
     assert {name: share.numbers for name, share in found.items()} == {"a": 4, "b": 1, "c": 7}
-    assert {name: share.event_numel for name, share in found.items()} == {"a": 2, "b": 1, "c": 4}
+    assert {name: share.event_numel for name, share in found.items()} == {"a": 2, "b": 1, "c": 1}
     expected = 2 * stats.norm.cdf(0.6 * stats.norm.ppf(0.95)) - 1
     assert found["b"].held == pytest.approx(expected, abs=0.05)
 
@@ -248,8 +248,19 @@ def test_what_is_correlated_across_sites_gets_another_advice():
     found = diagnose(model, Guide(best), (), intervals=True)
     sentences = [finding for finding in found.findings if "intervals" in finding]
     assert len(sentences) == 2
-    assert all("make them one site with an event, or take Pyro's AutoMultivariateNormal" in one for one in sentences)
+    assert all("make them one site with an event, write the model non-centered, or take" in one for one in sentences)
     assert not any("families" in one for one in sentences)
+
+
+def test_a_guide_that_is_correlated_already_gets_no_advice_to_be():
+    share = IntervalShare(0.5, 0.01, 0.4, 2, 2)
+    joint = list(on_intervals({"w": share}, AutoMultivariateNormal(grouped_model)))
+    full = AutoMeanField(normal_model, families={"w": families.MultivariateNormal()})
+    full.setup(correlated())
+    own = list(on_intervals({"w": share}, full))
+    assert "Write the model non-centered" in joint[0]
+    assert not any("families" in sentence for sentence in joint + own)
+    assert "AutoMultivariateNormal" not in joint[0]
 
 
 @pytest.mark.parametrize(
