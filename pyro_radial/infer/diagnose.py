@@ -117,10 +117,10 @@ def diagnose(
     Nothing is trained, and random number generators keep their states.
 
     With ``intervals`` it also estimates which share of the posterior the central 90 % intervals of each latent site
-    hold, by importance sampling with 1,000 runs of guide and model. Sites in a plate are compared with the posterior
-    given the sites outside of it, sites outside of plates with the joint posterior of all sites. More than about fifty
-    numbers are too many for importance sampling even with a good guide; the report then says that it cannot tell. For
-    a network check predictions with :func:`~pyro_radial.uncertainty.evaluate`.
+    hold, by importance sampling with 1,000 runs of guide and model, and 4,000 more if there are sites in and outside of
+    plates. Sites in a plate are compared with the posterior given the sites outside of it, others with the joint
+    posterior of all sites. More than about fifty numbers are too many for importance sampling even with a good guide;
+    the report then says that it cannot tell. For a network see :func:`~pyro_radial.uncertainty.evaluate`.
 
     Source: Vehtari, Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling"; Yao, Vehtari, Simpson
     and Gelman (2018), "Yes, but did it work?: Evaluating variational inference", section 3.1.

@@ -3,6 +3,7 @@
 
 """Estimate by importance sampling which share of the posterior a guide's intervals hold."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from pyro_radial.infer.autoguide.families import MultivariateNormal
 
 LEVEL = 0.9
 NUM_DRAWS = 1_000
+#: Draws at which sites outside of a plate stay, each with so many draws of the sites inside.
+NUM_STARTS = 4
 #: Shares this much below the level are too small. On the count model of benchmarks/guides/coverage.py, independent
 #: normals hold 0.73 of the posterior, and a full covariance holds 0.89.
 MARGIN = 0.05
@@ -30,8 +33,8 @@ MOST_ELEMENTS = 100
 
 #: A model or a guide.
 Program = Callable[..., object]
-#: Names and dims of the plates around a site.
-Plates = frozenset[tuple[str, int]]
+#: Names, dims and sizes of the plates around a site.
+Plates = frozenset[tuple[str, int, int]]
 
 
 class IntervalShare(NamedTuple):
@@ -53,6 +56,13 @@ class IntervalShare(NamedTuple):
     event_numel: int
 
 
+class _Run(NamedTuple):
+    """Log ratios ``[S, n]`` for n elements of plates, and draws ``[S, n, E]`` of each site."""
+
+    ratios: Tensor
+    draws: dict[str, Tensor]
+
+
 @torch.no_grad()
 def interval_shares(
     model: Program, guide: Program, args: Sequence[object]
@@ -60,19 +70,19 @@ def interval_shares(
     """Estimate the share for each latent site that is not a point.
 
     Each element of a plate has ratios of its own: all sites in the plate are drawn together, and sites outside of it
-    stay at one draw. For sites outside of plates, and for guides that draw the elements of a plate together, all sites
-    are drawn together.
+    stay at one of four draws. For sites outside of plates, and for guides that draw the elements of a plate together,
+    all sites are drawn together.
 
     :raises ValueError: naming the plate, for a mini-batch.
     """
-    start = poutine.trace(guide).get_trace(*args)
-    other = poutine.trace(guide).get_trace(*args)
+    starts = [poutine.trace(guide).get_trace(*args) for _ in range(NUM_STARTS)]
+    start = starts[0]
     model_trace = poutine.trace(poutine.replay(model, trace=start)).get_trace(*args)
     _check_rows(model_trace)
     sites = dict[str, Any](model_trace.iter_stochastic_nodes())
     drawn = []
     for name, site in sites.items():
-        if not site_is_subsample(site) and _differ(start, other, name):
+        if not site_is_subsample(site) and _differ(start, starts[1], name):
             drawn.append(name)
     together: dict[Plates, list[str]] = {}
     for name in drawn:
@@ -83,11 +93,24 @@ def interval_shares(
         together.setdefault(plates, []).append(name)
     shares = {}
     for plates, names in together.items():
-        numbers = 0
-        for name in drawn:
-            if plates <= _plates(sites[name]):
-                numbers += sites[name]["value"].numel()
-        shares.update(_shares(model, _held(guide, start, plates), args, plates, names, numbers))
+        inside = [sites[name] for name in drawn if plates <= _plates(sites[name])]
+        numbers = sum(site["value"].numel() for site in inside)
+        number = math.prod(size for _, _, size in plates)
+        # Without sites outside, all starts are the same.
+        used = starts if len(inside) < len(drawn) else starts[:1]
+        runs = [_run(model, _held(guide, trace, plates), args, plates, names) for trace in used]
+        weights, shapes = smoothed_weights(torch.cat([run.ratios for run in runs], 1))
+        for name in names:
+            draws = torch.cat([run.draws[name] for run in runs], 1)
+            held, error = _held_by_intervals(draws, weights)
+            least = int(held.argmin())
+            shares[name] = IntervalShare(
+                float(held[least]),
+                float(error[least]),
+                float(shapes.median()),
+                numbers // number,
+                sites[name]["fn"].event_shape.numel(),
+            )
     return shares
 
 
@@ -143,7 +166,8 @@ def _check_rows(trace: Trace) -> None:
 
 def _plates(site: Any) -> Plates:
     """Return the plates around a site, without those that are loops."""
-    return Plates((frame.name, frame.dim) for frame in site["cond_indep_stack"] if frame.vectorized)
+    stack = site["cond_indep_stack"]
+    return Plates((frame.name, frame.dim, frame.size) for frame in stack if frame.vectorized)
 
 
 def _differ(first: Any, second: Any, name: str) -> bool:
@@ -159,19 +183,13 @@ def _held(guide: Program, trace: Trace, plates: Plates) -> Program:
     return poutine.replay(guide, trace=held)
 
 
-def _shares(
-    model: Program,
-    guide: Program,
-    args: Sequence[object],
-    plates: Plates,
-    names: Sequence[str],
-    numbers: int,
-) -> dict[str, IntervalShare]:
-    """Estimate the shares of sites in the same plates, for each element of these."""
-    dims = sorted(dim for _, dim in plates)
+def _run(
+    model: Program, guide: Program, args: Sequence[object], plates: Plates, names: Sequence[str]
+) -> _Run:
+    """Draw from the guide, and compare it with the model, for each element of some plates."""
+    dims = sorted(dim for _, dim, _ in plates)
     ratios = []
     draws: dict[str, list[Tensor]] = {name: [] for name in names}
-    event_numel = {}
     for _ in range(NUM_DRAWS):
         guide_trace = poutine.trace(guide).get_trace(*args)
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args)
@@ -183,18 +201,8 @@ def _shares(
             site: Any = model_trace.nodes[name]
             places = [dim - site["fn"].event_dim for dim in dims]
             value = site["value"].movedim(places, list(range(len(dims))))
-            event_numel[name] = site["fn"].event_shape.numel()
             draws[name].append(value.reshape(number, -1).cpu()[chosen])
-    weights, shapes = smoothed_weights(torch.stack(ratios))
-    pareto_k = float(shapes.median())
-    shares = {}
-    for name in names:
-        held, error = _held_by_intervals(torch.stack(draws[name]), weights)
-        least = int(held.argmin())
-        shares[name] = IntervalShare(
-            float(held[least]), float(error[least]), pareto_k, numbers // number, event_numel[name]
-        )
-    return shares
+    return _Run(torch.stack(ratios), {name: torch.stack(found) for name, found in draws.items()})
 
 
 def _log_prob(trace: Trace, plates: Plates, dims: Sequence[int]) -> Tensor:
