@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from scipy.special import gammaln, ive
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
-from pyro_radial.distributions.special import log_sphere_area
+from pyro_radial.distributions.numerics import log_sphere_area
 from pyro_radial.distributions.vmf.functions import log_mean_exp_cosine, mean_cosine
 
 DIMS = (2, 3, 5, 10, 20, 50, 72, 100, 200, 500, 1000, 4608, 10_000, 48_000, 100_000)

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from unittest import mock
 
 import pyro
@@ -34,6 +34,7 @@ from pyro.params.param_store import (
     user_param_name,
 )
 from pyro.poutine import runtime
+from pyro.poutine.util import site_is_subsample
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor, compiler, nn
 from torch._guards import TracingContext, tracing
@@ -45,10 +46,12 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from pyro_radial._pyro.types import Site
+
 __all__ = [
     "OVERRIDDEN",
     "CompilerMissingError",
-    "Replaced",
+    "ReplaceFunctions",
     "addresses",
     "adopt",
     "after_hooks",
@@ -65,11 +68,11 @@ __all__ = [
     "has_step_hooks",
     "helpful_support_errors",
     "hooks_later",
-    "host_reads_removed",
     "initial_scale",
     "is_capturing",
     "is_deterministic",
     "is_differentiated",
+    "is_subsample",
     "is_traced",
     "loc_and_scale",
     "mark_stepped",
@@ -81,6 +84,7 @@ __all__ = [
     "pyro_settings",
     "reader_of_setting",
     "record_graph",
+    "remove_host_reads",
     "set_context",
     "standard_gamma",
     "steps_stop",
@@ -105,13 +109,19 @@ OVERRIDDEN = {
 }
 
 
-def is_deterministic(site: Mapping[str, Any]) -> bool:
+def is_deterministic(site: Site) -> bool:
     """Return whether a site holds a computed value, which Pyro treats as observed.
 
     ``pyro.deterministic`` marks its sites; a ``Reparam`` leaves a site with its density masked out.
     """
     masked_out = isinstance(site["fn"], MaskedDistribution) and own_mask(site["fn"]) is False
     return bool(site["infer"].get("_deterministic", False)) or masked_out
+
+
+def is_subsample(site: Site) -> bool:
+    """Return whether a site holds the rows that a plate took from its data."""
+    # Pyro's own type of a site has fewer entries.
+    return site_is_subsample(cast("Any", site))
 
 
 def is_capturing() -> bool:
@@ -233,7 +243,7 @@ def record_graph(function: Callable[..., object], inputs: Sequence[Tensor]) -> G
 
 
 @contextmanager
-def host_reads_removed() -> Iterator[None]:
+def remove_host_reads() -> Iterator[None]:
     """Replace the functions with which Pyro's losses read numbers on the host, to return them and to warn."""
     patches: list[tuple[object, str, Callable[..., object]]] = [
         # For distributions that were made with validation on.
@@ -267,7 +277,7 @@ def _maximum(one: object, other: object) -> Tensor:
     return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
 
 
-class Replaced(TorchFunctionMode):
+class ReplaceFunctions(TorchFunctionMode):
     """Call other functions in place of some of torch's."""
 
     def __init__(self, functions: Mapping[object, Callable[..., object]]) -> None:
@@ -288,7 +298,7 @@ def _expectation(
     dice: object, costs: object, compute: Callable[..., object] = Dice.compute_expectation
 ) -> object:
     """Do not ask on the host whether all probabilities are positive."""
-    with Replaced({Tensor.all: lambda mask: True}):
+    with ReplaceFunctions({Tensor.all: lambda mask: True}):
         return compute(dice, costs)
 
 
@@ -306,15 +316,13 @@ def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
 @contextmanager
 def hooks_later(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Leave out the hooks that :func:`after_hooks` calls."""
-    every = [parameter._post_accumulate_grad_hooks for parameter in parameters]
-    held = [(hooks, dict(hooks)) for hooks in every if hooks]
-    for hooks, _ in held:
-        hooks.clear()
-    try:
+    with ExitStack() as restore:
+        for parameter in parameters:
+            hooks = parameter._post_accumulate_grad_hooks
+            if hooks:
+                restore.callback(hooks.update, dict(hooks))
+                hooks.clear()
         yield
-    finally:
-        for hooks, before in held:
-            hooks.update(before)
 
 
 class CompilerMissingError(RuntimeError):

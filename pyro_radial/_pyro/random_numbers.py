@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,12 +119,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def seeded_elsewhere(seed: int) -> Iterator[None]:
     """Seed Python's and NumPy's generators inside the block and restore them afterwards."""
-    python = random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    try:
+    with ExitStack() as restore:
+        restore.callback(random.setstate, random.getstate())
+        restore.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
         yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002

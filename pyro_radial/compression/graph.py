@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import check_types
 
 WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WEIGHT_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Over features instead of channels with positions, they mix units.
 POOLS = (
@@ -115,8 +115,8 @@ def read_chain(net: nn.Module) -> list[Layer]:
     """Read the layers of a network in the order they run; a ValueError names a module that does not fit."""
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
-    for name, module in _leaves(net):
-        if isinstance(module, LAYERS):
+    for name, module in _chain_modules(net):
+        if isinstance(module, WEIGHT_LAYERS):
             layers.append(_read_layer(name, module, layers[-1] if layers else None, between))
             between = []
         else:
@@ -131,7 +131,7 @@ def read_chain(net: nn.Module) -> list[Layer]:
 
 def count_weights(net: nn.Module) -> int:
     """Count the weights of linear layers and convolutions, without biases and batch norms."""
-    return sum(layer.weight.numel() for layer in net.modules() if isinstance(layer, LAYERS))
+    return sum(layer.weight.numel() for layer in net.modules() if isinstance(layer, WEIGHT_LAYERS))
 
 
 def count_flops(net: nn.Module, input_shape: Sequence[int]) -> int:
@@ -160,7 +160,7 @@ def count_flops(net: nn.Module, input_shape: Sequence[int]) -> int:
 
     for name, module in shapes_only.named_modules():
         module.register_forward_pre_hook(partial(enter, name))
-        if isinstance(module, LAYERS):
+        if isinstance(module, WEIGHT_LAYERS):
             module.register_forward_hook(count)
     try:
         shapes_only(torch.empty(1, *input_shape, dtype=next(net.parameters()).dtype, device="meta"))
@@ -176,7 +176,7 @@ def is_sequential(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def _leaves(net: nn.Module) -> list[tuple[str, nn.Module]]:
+def _chain_modules(net: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the modules of nested Sequentials, by name, in the order they run; raise a ValueError for an unfit one."""
     check_types(nn.Module, net=net)
     leaves: list[tuple[str, nn.Module]] = []
@@ -191,7 +191,7 @@ def _leaves(net: nn.Module) -> list[tuple[str, nn.Module]]:
                 )
             continue
         _check_known(name, module)
-        _check_options(name, module)
+        _check_settings(name, module)
         for tensor in own:
             owner = owners.setdefault(id(tensor), name)
             if owner != name:
@@ -204,7 +204,7 @@ def _leaves(net: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _check_known(name: str, module: nn.Module) -> None:
     """Raise a ValueError for a module that a chain cannot hold, or that is no Sequential around others."""
-    known = (*LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect)
+    known = (*WEIGHT_LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect)
     if not name or type(module) not in known:
         where = f" at {name!r}" if name else ""
         raise ValueError(
@@ -214,7 +214,7 @@ def _check_known(name: str, module: nn.Module) -> None:
         )
 
 
-def _check_options(name: str, module: nn.Module) -> None:
+def _check_settings(name: str, module: nn.Module) -> None:
     """Raise a ValueError for options of known modules that a cut does not support."""
     if getattr(module, "groups", 1) != 1:
         raise ValueError(
@@ -226,7 +226,7 @@ def _check_options(name: str, module: nn.Module) -> None:
         )
     # Weight norms and masks of torch.nn.utils recompute the weight from other tensors, so cutting it would do nothing.
     odd = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
-    if isinstance(module, LAYERS) and odd:
+    if isinstance(module, WEIGHT_LAYERS) and odd:
         raise ValueError(
             f"net must have a plain parameter as the weight of {name!r}, got one made of {sorted(odd)}"
         )

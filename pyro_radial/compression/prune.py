@@ -30,7 +30,7 @@ from pyro_radial.nn.likelihoods import Categorical, Likelihood
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import SupervisedModel
 
-ROWS = 1_000  # evaluated at a time
+ROWS_AT_ONCE = 1_000  # evaluated at a time
 
 
 class CutRecord(NamedTuple):
@@ -229,7 +229,7 @@ def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
     """Return the share of rows with another label than the most probable class, in percent."""
     device = device_of(net)
     wrong = 0
-    parts = torch.arange(len(rows), device="cpu").tensor_split(math.ceil(len(rows) / ROWS))
+    parts = torch.arange(len(rows), device="cpu").tensor_split(math.ceil(len(rows) / ROWS_AT_ONCE))
     try:
         with seeded(0, device):  # Dropouts draw.
             update_bn((move(rows.take(index)[0], device) for index in parts), net)

@@ -42,14 +42,11 @@ class Cut:
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for side, masks in (("outputs", self.outputs), ("inputs", self.inputs)):
-            check_types(Mapping, **{side: masks})
-            for layer, mask in masks.items():
-                check_types(Tensor, **{f"{side}[{layer!r}]": mask})
-                if mask.dtype != torch.bool or mask.ndim != 1:
-                    raise ValueError(
-                        f"{side}[{layer!r}] must be a boolean vector, got {mask.dtype}, {[*mask.shape]}"
-                    )
+        for name, mask in _named_vectors(self.outputs, self.inputs):
+            if mask.dtype != torch.bool or mask.ndim != 1:
+                raise ValueError(
+                    f"{name} must be a boolean vector, got {mask.dtype}, {[*mask.shape]}"
+                )
 
     def __repr__(self) -> str:
         return f"Cut(outputs={_counts(self.outputs)}, inputs={_counts(self.inputs)})"
@@ -70,22 +67,30 @@ class Scores:
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for side, scores in (("outputs", self.outputs), ("inputs", self.inputs)):
-            check_types(Mapping, **{side: scores})
-            for layer, values in scores.items():
-                check_types(Tensor, **{f"{side}[{layer!r}]": values})
-                name = f"{side}[{layer!r}]"
-                got = f"{values.dtype}, {[*values.shape]}"
-                if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
-                    raise ValueError(
-                        f"{name} must be a vector of one floating point number per unit, got {got}"
-                    )
-                if not (values < torch.inf).all():
-                    raise ValueError(
-                        f"{name} must be less than infinity, and not NaN, got {float(values.max())}"
-                    )
+        for name, values in _named_vectors(self.outputs, self.inputs):
+            if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
+                raise ValueError(
+                    f"{name} must be a vector of one floating point number per unit, got {values.dtype}, "
+                    f"{[*values.shape]}"
+                )
+            if not (values < torch.inf).all():
+                raise ValueError(
+                    f"{name} must be less than infinity, and not NaN, got {float(values.max())}"
+                )
         if not (self.outputs or self.inputs):
             raise ValueError("outputs or inputs must hold scores, got none")
+
+
+def _named_vectors(
+    outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each vector with its name in errors; raise a ValueError for anything but mappings to tensors."""
+    for side, vectors in (("outputs", outputs), ("inputs", inputs)):
+        check_types(Mapping, **{side: vectors})
+        for layer, vector in vectors.items():
+            name = f"{side}[{layer!r}]"
+            check_types(Tensor, **{name: vector})
+            yield name, vector
 
 
 def check_guide(guide: object) -> None:

@@ -31,7 +31,7 @@ from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.continual.coresets import KeptRows
 from pyro_radial.distributions.constraints import is_real
-from pyro_radial.distributions.moments import moment_matched, moments
+from pyro_radial.distributions.moments import match_moments, moments
 from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
 from pyro_radial.distributions.wrappers import (
     TRANSFORMED,
@@ -47,7 +47,12 @@ from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import find_network
-from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
+from pyro_radial.poutine.swap_prior import (
+    SwapPriorMessenger,
+    UnderPriors,
+    check_new_prior,
+    is_guide,
+)
 
 FORMS = ("normal", "exact")
 
@@ -276,7 +281,7 @@ class PriorChain(UnderPriors):
                 "exclude the site or use a guide with a density"
             )
         try:
-            prior = distribution if self.form == "exact" else moment_matched(distribution)
+            prior = distribution if self.form == "exact" else match_moments(distribution)
         except ValueError as error:
             raise ValueError(
                 f"site '{name}': {error}; PriorChain(form='exact') takes it as it is"
@@ -289,7 +294,7 @@ class PriorChain(UnderPriors):
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"site '{name}': {error}") from error
         if site is not None:
-            check_prior(name, stored.distribution, site["fn"])
+            check_new_prior(name, stored.distribution, site["fn"])
         return stored
 
     def _load_from_state_dict(

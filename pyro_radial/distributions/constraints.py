@@ -4,7 +4,6 @@
 """Constraints that exclude infinity, and questions about the values that a constraint allows."""
 
 import math
-from typing import Any
 
 import torch
 from pyro.distributions import constraints
@@ -35,7 +34,7 @@ def _transform_to_finite(constraint: _Finite) -> torch.distributions.Transform:
 
 @biject_to.register(MixtureSameFamilyConstraint)
 @transform_to.register(MixtureSameFamilyConstraint)
-def _transform_to_mixture(constraint: Any) -> torch.distributions.Transform:
+def _transform_to_mixture(constraint: MixtureSameFamilyConstraint) -> torch.distributions.Transform:
     # torch knows no transform to the support of a mixture, so autoguides could not start.
     return biject_to(constraint.base_constraint)
 
@@ -54,7 +53,7 @@ def is_on_sphere(support: object) -> bool:
     return _innermost(support) is constraints.sphere
 
 
-def _innermost(support: object) -> Any:
+def _innermost(support: object) -> object:
     while isinstance(support, constraints.independent | MixtureSameFamilyConstraint):
         support = support.base_constraint
     return support

@@ -4,7 +4,6 @@
 """The half-Cauchy as the root of a product of two gamma variables, and log-normal posteriors on the two."""
 
 import math
-from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor
 from torch.distributions import Gamma, InverseGamma, LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import ExpTransform
 
-from pyro_radial.distributions.special import check_float
+from pyro_radial.distributions.numerics import check_float
 
 
-def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
+def half_cauchy_factors(scale: Tensor | float) -> tuple[dist.Gamma, dist.InverseGamma]:
     r"""Return two independent distributions; the product of their variables is the square of a half-Cauchy variable.
 
     .. math:: \mathrm{HalfCauchy}(\gamma)^2 \sim \mathrm{Gamma}(\tfrac12, \mathrm{rate} = 1 / \gamma^2)
@@ -27,17 +26,17 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     """
     check_float("half_cauchy_factors", "scale", scale)
     half_cauchy = dist.HalfCauchy(scale)
-    scale = half_cauchy.scale
-    rate = scale.reciprocal().square()
+    median = half_cauchy.scale
+    rate = median.reciprocal().square()
     tiny = torch.finfo(rate.dtype).tiny
     if half_cauchy._validate_args and not bool(((rate >= tiny) & (rate < math.inf)).all()):
         least = tiny**0.5
         raise ValueError(
             f"half_cauchy_factors: scale must be between about {least:.0e} and {1.0 / least:.0e}, so that {rate.dtype} "
-            f"holds its square, got {float(scale.min()):.4g} to {float(scale.max()):.4g}"
+            f"holds its square, got {float(median.min()):.4g} to {float(median.max()):.4g}"
         )
-    half = torch.full_like(scale, 0.5)
-    return dist.Gamma(half, rate), dist.InverseGamma(half, torch.ones_like(scale))
+    half = torch.full_like(median, 0.5)
+    return dist.Gamma(half, rate), dist.InverseGamma(half, torch.ones_like(median))
 
 
 def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:

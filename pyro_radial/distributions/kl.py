@@ -30,13 +30,13 @@ from torch.distributions.transforms import Transform
 
 from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
-from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
+from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardize
 from pyro_radial.distributions.kl_formulas.shared import directions
 from pyro_radial.distributions.kl_formulas.to_radial import normal_to_radial, radial_to_radial
+from pyro_radial.distributions.numerics import event_sum, to_accumulation_dtype
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.row_operator import row_operator
-from pyro_radial.distributions.special import accumulated, event_sum
 from pyro_radial.distributions.von_mises_fisher import (
     HypersphericalUniform,
     VonMisesFisherStable,
@@ -48,13 +48,13 @@ from pyro_radial.distributions.von_mises_fisher import (
 from pyro_radial.distributions.wrappers import (
     Pushforward,
     carry_to_batch,
+    drop_repeats,
     elementary,
     is_reshape,
     leaf,
     mask_of,
     pull_back,
-    unexpanded,
-    unmasked,
+    remove_masks,
 )
 
 
@@ -153,7 +153,7 @@ def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
     if not all(transform.bijective for transform in transforms):
         raise NotImplementedError
     if is_reshape(transforms) and isinstance(leaf(p), Normal):
-        return kl_divergence(q.base_dist, _reshaped(p, transforms))
+        return kl_divergence(q.base_dist, _reshape_normals(p, transforms))
     try:
         pulled_back = pull_back(p, transforms)
     except ValueError as error:
@@ -162,9 +162,9 @@ def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
     return kl_divergence(q.base_dist, pulled_back)
 
 
-def _reshaped(p: Distribution, transforms: Sequence[Transform]) -> Distribution:
+def _reshape_normals(p: Distribution, transforms: Sequence[Transform]) -> Distribution:
     """Return the independent normals that reshapes turn into p."""
-    if unmasked(p) is not p:
+    if remove_masks(p) is not p:
         raise NotImplementedError
     shape = p.batch_shape + p.event_shape
     loc = leaf(p).loc.expand(shape)
@@ -188,7 +188,7 @@ class _Parameters(NamedTuple):
     unit_entropy: float
 
 
-def _parameters(q: Distribution) -> _Parameters:
+def _read_parameters(q: Distribution) -> _Parameters:
     inner = leaf(q)
     shape = q.batch_shape + q.event_shape
     loc = inner.loc.expand(shape)
@@ -206,31 +206,33 @@ def _with_masks(q: Distribution, p: Distribution) -> Tensor:
     except ValueError:
         # Single elements of an event are masked: each side sums its own elements.
         return _cross_entropy(q, p) - _entropy(q)
-    kl = _divergence(unmasked(q), unmasked(p))
+    kl = _divergence(remove_masks(q), remove_masks(p))
     if q_mask is p_mask:
         return scale_and_mask(kl, mask=q_mask)
     q_on = torch.as_tensor(True if q_mask is None else q_mask, device=kl.device)
     p_on = torch.as_tensor(True if p_mask is None else p_mask, device=kl.device)
-    alone = torch.where(p_on, _cross_entropy(unmasked(q), unmasked(p)), -_entropy(unmasked(q)))
+    alone = torch.where(
+        p_on, _cross_entropy(remove_masks(q), remove_masks(p)), -_entropy(remove_masks(q))
+    )
     return torch.where(q_on & p_on, kl, torch.where(q_on | p_on, alone, 0.0))
 
 
 def _divergence(q: Distribution, p: Distribution) -> Tensor:
     """Return the divergence without masks, where each element has one term in the sum."""
-    parameters = _parameters(q)
+    parameters = _read_parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
     other = leaf(p)
     shape = p.batch_shape + p.event_shape
-    center = unexpanded(other.loc.expand(shape))
-    unit = unexpanded(other.scale.expand(shape))
+    center = drop_repeats(other.loc.expand(shape))
+    unit = drop_repeats(other.scale.expand(shape))
     radius = None if parameters.radius_dim is None else parameters.elements_per_radius
     kl = kl_to_normal(parameters.loc, parameters.scale, center, unit, len(q.event_shape), radius)
     if radius is None:
         return kl
     # Each radius adds the same constant; it is added last.
     constant = 0.5 * radius * math.log(2.0 * math.pi) - parameters.unit_entropy
-    return accumulated(kl) + q.event_shape.numel() // radius * constant
+    return to_accumulation_dtype(kl) + q.event_shape.numel() // radius * constant
 
 
 _radial_to_radial = row_operator("radial_to_radial", radial_to_radial)
@@ -243,7 +245,7 @@ def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
         raise NotImplementedError
     # Repeated batch dimensions, such as those of particles, are computed once.
     tensors = torch.broadcast_tensors(
-        *(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale))
+        *(drop_repeats(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale))
     )
     # The event becomes one last dimension.
     loc, scale, center, unit = (
@@ -255,7 +257,7 @@ def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
     if p.num_elements == 1:
         # The distributions are normal.
         return kl_to_normal(loc, scale, center, unit, 1).expand(shape)
-    ratio, shift = standardized(loc, scale, center, unit)
+    ratio, shift = standardize(loc, scale, center, unit)
     kl = _normal_to_radial if q.radius_dim is None else _radial_to_radial
     return kl(ratio, shift, directions(ratio)).expand(shape)
 
@@ -269,7 +271,7 @@ def _entropy(q: Distribution) -> Tensor:
 
 def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     """Return E[-log p(w)]. Everything broadcasts, because q's parameters have the full shape."""
-    return carry_to_batch(partial(_cross_entropy_to_leaf, _parameters(q)), p)
+    return carry_to_batch(partial(_cross_entropy_to_leaf, _read_parameters(q)), p)
 
 
 def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
@@ -279,8 +281,8 @@ def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
             log_scale + p.num_elements // q.elements_per_radius * q.unit_entropy
         )
     assert isinstance(p, Normal)
-    scale = unexpanded(p.scale)
-    ratio, shift = standardized(q.loc, q.scale, unexpanded(p.loc), scale)
+    scale = drop_repeats(p.scale)
+    ratio, shift = standardize(q.loc, q.scale, drop_repeats(p.loc), scale)
     quadratic = 0.5 * (ratio.square() / q.elements_per_radius + shift.square())
     return quadratic + (scale.log() + 0.5 * math.log(2.0 * math.pi))
 

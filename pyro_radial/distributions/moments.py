@@ -18,7 +18,7 @@ from pyro_radial.distributions.wrappers import (
     leaf,
     map_leaf,
     pull_back,
-    unmasked,
+    remove_masks,
     with_base,
 )
 
@@ -52,19 +52,19 @@ def moments(distribution: Any, transform: Transform | None = None) -> Moments:
 
     If the preimage has no known mean, the result is the preimage of the distribution's mean, without a deviation.
     """
-    distribution = unmasked(distribution)
+    distribution = remove_masks(distribution)
     if transform is None:
         return _own_moments(distribution)
     inside = _own_moments(pull_back(distribution, elementary([transform])))
     if inside.mean is not None:
         return inside
     outside = _own_moments(distribution).mean
-    return Moments(None if outside is None else _finite(transform.inv(outside)), None)
+    return Moments(None if outside is None else _if_finite(transform.inv(outside)), None)
 
 
 def _own_moments(distribution: Distribution) -> Moments:
     inner = leaf(distribution)
-    mean, stddev = _pushed_forward(inner) if _is_affine(inner) else _declared(inner)
+    mean, stddev = _push_forward(inner) if _is_affine(inner) else _read_moments(inner)
     if mean is None:
         return Moments(None, None)
     shape = distribution.batch_shape + distribution.event_shape
@@ -87,7 +87,7 @@ def _is_affine_on_the_line(distribution: Any) -> bool:
     )
 
 
-def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
+def _push_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     mean, stddev = _own_moments(distribution.base_dist)
     for transform in elementary(distribution.transforms):
         mean = None if mean is None else transform(mean)
@@ -99,39 +99,39 @@ def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     return mean, stddev
 
 
-def _declared(distribution: object) -> tuple[Tensor | None, Tensor | None]:
+def _read_moments(distribution: object) -> tuple[Tensor | None, Tensor | None]:
     """Return the distribution's own mean and standard deviation, if they are finite."""
-    mean = _attribute(distribution, "mean")
-    variance = _attribute(distribution, "variance")
+    mean = _read_finite(distribution, "mean")
+    variance = _read_finite(distribution, "variance")
     if variance is None or not bool((variance > 0).all()):
         return mean, None
     return mean, variance.sqrt()
 
 
-def _attribute(distribution: object, name: str) -> Tensor | None:
+def _read_finite(distribution: object, name: str) -> Tensor | None:
     try:
-        return _finite(getattr(distribution, name))
+        return _if_finite(getattr(distribution, name))
     except (NotImplementedError, AttributeError):
         return None
 
 
-def _finite(tensor: Tensor) -> Tensor | None:
+def _if_finite(tensor: Tensor) -> Tensor | None:
     return tensor if bool(torch.isfinite(tensor).all()) else None
 
 
-def moment_matched(distribution: object) -> Any:
+def match_moments(distribution: object) -> Any:
     """Return the factorized normal with the mean and variance of a distribution, which has the least KL from it.
 
     A transformed distribution keeps its transforms around the normal of its base, and any distribution its wrappers.
     """
-    return map_leaf(_matched, distribution)
+    return map_leaf(_match_leaf, distribution)
 
 
-def _matched(distribution: Any) -> Any:
+def _match_leaf(distribution: Any) -> Any:
     if isinstance(distribution, Normal | LogNormal):
         return distribution
     if type(distribution) in TRANSFORMED and not _is_affine_on_the_line(distribution):
-        return with_base(distribution, moment_matched(distribution.base_dist))
+        return with_base(distribution, match_moments(distribution.base_dist))
     if not is_real(distribution.support):
         raise ValueError(
             f"{type(distribution).__name__} cannot be matched by a normal distribution: its support is "

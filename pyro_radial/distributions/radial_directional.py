@@ -23,8 +23,12 @@ from torch.distributions import (
 
 from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype, expanding
-from pyro_radial.distributions.wrappers import expanded
+from pyro_radial.distributions.numerics import (
+    MEAN_LOG_HALF_NORMAL,
+    accumulation_dtype,
+    begin_expand,
+)
+from pyro_radial.distributions.wrappers import expand_copy
 
 
 class RadialDirectional(TorchDistribution):
@@ -78,8 +82,8 @@ class RadialDirectional(TorchDistribution):
             "RadialDirectional", radius=radius.batch_shape, direction=direction.batch_shape
         )
         # Both have the full batch, so that each element has its own draws.
-        self.radius = expanded(radius, batch_shape)
-        self.direction = expanded(direction, batch_shape)
+        self.radius = expand_copy(radius, batch_shape)
+        self.direction = expand_copy(direction, batch_shape)
         super().__init__(batch_shape, direction.event_shape, validate_args=validate_args)
 
     @property
@@ -91,9 +95,9 @@ class RadialDirectional(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None
     ) -> "RadialDirectional":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = expanding(self, RadialDirectional, batch_shape, _instance)
-        new.radius = expanded(self.radius, new.batch_shape)
-        new.direction = expanded(self.direction, new.batch_shape)
+        new = begin_expand(self, RadialDirectional, batch_shape, _instance)
+        new.radius = expand_copy(self.radius, new.batch_shape)
+        new.direction = expand_copy(self.direction, new.batch_shape)
         return new
 
     @property

@@ -21,16 +21,16 @@ from pyro_radial._pyro.checks import (
     non_negative_integer,
 )
 from pyro_radial.distributions.constraints import finite_positive
-from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
-from pyro_radial.distributions.special import (
+from pyro_radial.distributions.numerics import (
     MEAN_LOG_HALF_NORMAL,
-    accumulated,
     accumulation_dtype,
+    begin_expand,
     check_float,
     event_sum,
-    expanding,
     log_sphere_area,
+    to_accumulation_dtype,
 )
+from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
 
 
 class RadialNormal(TorchDistribution):
@@ -119,7 +119,7 @@ class RadialNormal(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "RadialNormal | None" = None
     ) -> "RadialNormal":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = expanding(self, RadialNormal, batch_shape, _instance)
+        new = begin_expand(self, RadialNormal, batch_shape, _instance)
         new.loc = self.loc.expand(new.batch_shape + self.event_shape)
         new.scale = self.scale.expand(new.batch_shape + self.event_shape)
         return new
@@ -169,7 +169,7 @@ class RadialNormal(TorchDistribution):
         if self.num_elements == 1:
             # As for a normal: the distance has no derivative at loc, its square has two.
             noise = (value - self.loc) / self.scale
-            squares = accumulated(noise).square()
+            squares = to_accumulation_dtype(noise).square()
             unit_density = event_sum(-0.5 * squares, self.event_dim) - 0.5 * math.log(2.0 * math.pi)
         else:
             unit_density = self._log_unit_density(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.numerics import accumulation_dtype
 
 # From ratios and shifts, [*batch, D], and noise, [*batch, directions, D], to a value for each row, [*batch], and, if
 # wanted, its derivatives in ratios and shifts.
@@ -31,7 +31,7 @@ def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tenso
     The gradient is found along with the value, if anything needs it. Second derivatives raise a RuntimeError. The
     operator has this name below ``pyro_radial::``.
     """
-    _OPERATORS[name] = _registered(name, formula)
+    _OPERATORS[name] = _register(name, formula)
 
     def value_of(ratio: Tensor, shift: Tensor, noise: Tensor) -> Tensor:
         wanted = torch.is_grad_enabled() and (ratio.requires_grad or shift.requires_grad)
@@ -42,12 +42,12 @@ def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tenso
     return value_of
 
 
-def _registered(name: str, formula: Formula) -> Operator:
+def _register(name: str, formula: Formula) -> Operator:
     @torch.library.custom_op(f"pyro_radial::{name}", mutates_args=())
     def operator(
         ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        parts = [formula(*part, with_gradient) for part in _parts(ratio, shift, noise)]
+        parts = [formula(*part, with_gradient) for part in _split_rows(ratio, shift, noise)]
         found = parts[0]
         if len(parts) > 1:
             found = tuple(torch.cat(results) for results in zip(*parts, strict=True))
@@ -83,7 +83,9 @@ def _registered(name: str, formula: Formula) -> Operator:
     return operator
 
 
-def _parts(ratio: Tensor, shift: Tensor, noise: Tensor) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+def _split_rows(
+    ratio: Tensor, shift: Tensor, noise: Tensor
+) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
     """Return the rows in groups; in one group if several rows share their noise."""
     if ratio.device.type != "cpu" or noise.shape[:-2] != ratio.shape[:-1]:
         return [(ratio, shift, noise)]
@@ -119,7 +121,7 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, None, None, *_scaled(grad, ctx), None, None, None
+        return None, None, None, *_scale_derivatives(grad, ctx), None, None, None
 
 
 class _AttachedBothWays(_Attached):
@@ -142,12 +144,12 @@ class _AttachedBothWays(_Attached):
     ) -> Tensor:
         found = ctx.saved_tensors[0]
         one = torch.ones((), dtype=found.dtype, device=found.device).expand(ratio.shape[:-1])
-        along_ratio, along_shift = _scaled(one, ctx)
+        along_ratio, along_shift = _scale_derivatives(one, ctx)
         sums = accumulation_dtype(found)
         return (along_ratio * ratio + along_shift * shift).sum(-1, dtype=sums)
 
 
-def _scaled(grad: Tensor, ctx: Any) -> tuple[Tensor, ...]:
+def _scale_derivatives(grad: Tensor, ctx: Any) -> tuple[Tensor, ...]:
     by_ratio, by_shift, ratio, shift, noise = ctx.saved_tensors
     if not ctx.known:
         _, by_ratio, by_shift = _OPERATORS[ctx.name](ratio.detach(), shift.detach(), noise, True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.utils import lazy_property
 
-from pyro_radial.distributions.wrappers import unexpanded
+from pyro_radial.distributions.wrappers import drop_repeats
 
 DISTRIBUTIONS = (Distribution, TorchDistributionMixin)
 SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "size": torch.Size}
@@ -26,13 +26,13 @@ SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "size": torch.Size}
 # Arguments that torch keeps under another name, also without an underscore.
 KEPT_AS = {"base_distribution": "base_dist", "transform": "_inv", "tseq": "transforms"}
 # Names that a module has already, so its buffers cannot have them.
-RESERVED = frozenset(dir(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(dir(nn.Module()))
 _MISSING = object()
 # What a file can hold without code: dicts, lists, strings and numbers.
-Structure = Any
+PlainData = Any
 
 
-def describe(distribution: object) -> tuple[Structure, dict[str, Tensor]]:
+def describe(distribution: object) -> tuple[PlainData, dict[str, Tensor]]:
     """Return a distribution's structure and its tensors, by names that buffers can have, for :func:`rebuild`.
 
     A ValueError names the class and the reason, if the distribution cannot be stored.
@@ -51,7 +51,7 @@ def describe(distribution: object) -> tuple[Structure, dict[str, Tensor]]:
     return structure, tensors
 
 
-def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
+def rebuild(structure: PlainData, tensors: Mapping[str, Tensor]) -> Any:
     """Return the distribution that :func:`describe` took apart, without importing any code."""
     if not isinstance(structure, dict):
         return structure
@@ -63,7 +63,7 @@ def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
     if "class" in structure:
         cls = _find_class(*structure["class"])
         arguments = {name: rebuild(part, tensors) for name, part in structure["arguments"].items()}
-        if "validate_args" in _parameters(cls):
+        if "validate_args" in _find_parameters(cls):
             arguments["validate_args"] = False
         return cls(**arguments)
     ((kind, items),) = structure.items()
@@ -92,7 +92,7 @@ class StoredDistribution(nn.Module):
             self._distribution = rebuild(self._structure, dict(self.named_buffers()))
         return self._distribution
 
-    def get_extra_state(self) -> Structure:
+    def get_extra_state(self) -> PlainData:
         """Return the structure, in dicts, lists, strings and numbers."""
         return self._structure
 
@@ -189,7 +189,7 @@ def _site_name(key: str) -> str:
     return key[1:-1].replace("/", ".").replace("%2F", "/").replace("%25", "%")
 
 
-def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Structure:
+def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> PlainData:
     """Write a value in dicts, lists, strings and numbers, and add its tensors to ``tensors``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -210,12 +210,14 @@ def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Str
     raise ValueError(f"its argument {'.'.join(path)!r} is of class {type(value).__name__}")
 
 
-def _write_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Structure:
+def _write_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> PlainData:
     tensor = tensor.detach()
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"its tensor {'.'.join(path)!r} is not finite")
-    once = unexpanded(tensor)
-    key = next(key for key in _tensor_names(path) if key not in tensors and key not in RESERVED)
+    once = drop_repeats(tensor)
+    key = next(
+        key for key in _tensor_names(path) if key not in tensors and key not in MODULE_ATTRIBUTES
+    )
     tensors[key] = once.clone(memory_format=torch.contiguous_format)
     return (
         {"tensor": key}
@@ -235,8 +237,8 @@ def _tensor_names(path: tuple[str, ...]) -> Iterator[str]:
 
 def _arguments(value: object) -> Iterator[tuple[str, object]]:
     """Return the arguments that make this distribution or transform."""
-    parameters = _parameters(type(value))
-    given = _given(
+    parameters = _find_parameters(type(value))
+    given = _find_given(
         value, [name for name, parameter in parameters.items() if parameter.default is None]
     )
     for name, parameter in parameters.items():
@@ -249,7 +251,7 @@ def _arguments(value: object) -> Iterator[tuple[str, object]]:
             raise ValueError(f"{type(value).__name__} has no attribute for its argument {name!r}")
 
 
-def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
+def _find_parameters(cls: Any) -> dict[str, inspect.Parameter]:
     _, *parameters = inspect.signature(cls.__init__).parameters.values()
     return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
@@ -262,7 +264,7 @@ def _attribute(value: object, name: str) -> object:
     return getattr(value, name, _MISSING)
 
 
-def _given(value: object, optional: list[str]) -> set[str]:
+def _find_given(value: object, optional: list[str]) -> set[str]:
     """Return the optional arguments that the object was given."""
     own = vars(value)
     held = [name for name in optional if own.get(name, own.get(f"_{name}")) is not None]

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import finite_nonnegative
-from pyro_radial.distributions.special import accumulated, check_float, expanding, log_sphere_area
+from pyro_radial.distributions.numerics import (
+    begin_expand,
+    check_float,
+    log_sphere_area,
+    to_accumulation_dtype,
+)
 from pyro_radial.distributions.vmf import functions
 from pyro_radial.distributions.vmf.sampling import (
     sample_direction,
@@ -88,7 +93,7 @@ class VonMisesFisherStable(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "VonMisesFisherStable | None" = None
     ) -> "VonMisesFisherStable":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = expanding(self, VonMisesFisherStable, batch_shape, _instance)
+        new = begin_expand(self, VonMisesFisherStable, batch_shape, _instance)
         new.loc = self.loc.expand(new.batch_shape + self.event_shape)
         new.concentration = self.concentration.expand(new.batch_shape)
         return new
@@ -137,14 +142,14 @@ class VonMisesFisherStable(TorchDistribution):
         if self._validate_args:
             self._validate_sample(value)
         # In the accumulation dtype here and below, so that results are rounded once.
-        concentration = accumulated(self.concentration)
+        concentration = to_accumulation_dtype(self.concentration)
         distance = (value - self.loc).square().sum(-1, dtype=concentration.dtype)
         peak = functions.log_vmf_peak(concentration, self.dim) - log_sphere_area(self.dim)
         return (peak - 0.5 * concentration * distance).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
         """Return the exact entropy in nats, ``[*batch]``: the sphere's log-area minus the KL to the uniform."""
-        kl = functions.vmf_kl_to_uniform(accumulated(self.concentration), self.dim)
+        kl = functions.vmf_kl_to_uniform(to_accumulation_dtype(self.concentration), self.dim)
         return (log_sphere_area(self.dim) - kl).to(self.loc.dtype)
 
     def _column(self, rows: Tensor) -> Tensor:
@@ -203,7 +208,7 @@ class HypersphericalUniform(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "HypersphericalUniform | None" = None
     ) -> "HypersphericalUniform":
         """Return the same distribution with a larger batch shape."""
-        new = expanding(self, HypersphericalUniform, batch_shape, _instance)
+        new = begin_expand(self, HypersphericalUniform, batch_shape, _instance)
         new.like = self.like
         return new
 
@@ -246,21 +251,23 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
     Source: Oh, Adamczewski and Park (2019), eq. 34 and 36. Their gradients have a wrong sign in one term; the
     derivative in :math:`\kappa_q` is :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)`.
     """
-    q_rows = accumulated(q.concentration)
-    p_rows = accumulated(p.concentration)
+    q_rows = to_accumulation_dtype(q.concentration)
+    p_rows = to_accumulation_dtype(p.concentration)
     gap = 0.5 * (q.loc - p.loc).square().sum(-1, dtype=q_rows.dtype)
     return functions.vmf_kl(q_rows, p_rows, gap, q.dim).to(q.loc.dtype)
 
 
 def kl_von_mises_fisher_to_uniform(q: VonMisesFisherStable, p: HypersphericalUniform) -> Tensor:
     """Return the KL to the uniform distribution: the log-area of the sphere minus the entropy."""
-    kl = functions.vmf_kl_to_uniform(accumulated(q.concentration), q.dim).to(q.loc.dtype)
+    kl = functions.vmf_kl_to_uniform(to_accumulation_dtype(q.concentration), q.dim).to(q.loc.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform_to_von_mises_fisher(q: HypersphericalUniform, p: VonMisesFisherStable) -> Tensor:
     r"""Return the KL from the uniform to a von Mises-Fisher distribution: :math:`L(\kappa)`."""
-    kl = functions.log_mean_exp_cosine(accumulated(p.concentration), q.dim).to(q.like.dtype)
+    kl = functions.log_mean_exp_cosine(to_accumulation_dtype(p.concentration), q.dim).to(
+        q.like.dtype
+    )
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 

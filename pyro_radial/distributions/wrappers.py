@@ -27,7 +27,7 @@ from torch.distributions.transforms import (
 )
 
 from pyro_radial._pyro.compat import own_mask
-from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.numerics import accumulation_dtype
 
 WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
 
@@ -57,7 +57,7 @@ def map_leaf(function: Callable[[Any], object], distribution: object) -> Any:
         return dist.Independent(inner, distribution.reinterpreted_batch_ndims, validate_args=False)
     if isinstance(distribution, MaskedDistribution):
         return MaskedDistribution(inner, own_mask(distribution))
-    return expanded(inner, distribution.batch_shape)
+    return expand_copy(inner, distribution.batch_shape)
 
 
 def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: object) -> Tensor:
@@ -87,13 +87,13 @@ def mask_of(distribution: object) -> Any:
     return mask
 
 
-def unmasked(distribution: object) -> Any:
+def remove_masks(distribution: object) -> Any:
     """Return the same distribution without masks; its draws are the same."""
     if isinstance(distribution, MaskedDistribution):
-        return unmasked(distribution.base_dist)
+        return remove_masks(distribution.base_dist)
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
         return distribution
-    inner = unmasked(distribution.base_dist)
+    inner = remove_masks(distribution.base_dist)
     return distribution if inner is distribution.base_dist else with_base(distribution, inner)
 
 
@@ -115,10 +115,10 @@ def pull_back(distribution: object, transforms: Sequence[Transform]) -> Any:
         raise NotImplementedError(
             f"{type(leaf(distribution)).__name__} is masked, so it has no preimage"
         )
-    return map_leaf(lambda inner: _pulled_back(inner, list(transforms)), distribution)
+    return map_leaf(lambda inner: _pull_back_leaf(inner, list(transforms)), distribution)
 
 
-def _pulled_back(distribution: object, transforms: list[Transform]) -> Any:
+def _pull_back_leaf(distribution: object, transforms: list[Transform]) -> Any:
     if isinstance(distribution, TransformedDistribution):
         own = elementary(distribution.transforms)
         if own == transforms[len(transforms) - len(own) :]:
@@ -147,8 +147,7 @@ def elementary(transforms: Sequence[Transform]) -> list[Transform]:
 
 def is_reshape(transforms: Sequence[Transform]) -> bool:
     """Return whether there are transforms, and they change shapes alone."""
-    kinds = {type(transform) for transform in elementary(transforms)}
-    return kinds == {ReshapeTransform}
+    return {type(transform) for transform in elementary(transforms)} == {ReshapeTransform}
 
 
 def _is_identity(transform: Transform) -> bool:
@@ -158,19 +157,19 @@ def _is_identity(transform: Transform) -> bool:
     return transform.loc == 0 and not isinstance(transform.scale, Tensor) and transform.scale == 1
 
 
-def expanded(distribution: object, batch_shape: Sequence[int]) -> Any:
+def expand_copy(distribution: object, batch_shape: Sequence[int]) -> Any:
     """Return the distribution with a larger batch; unlike some ``expand`` in Pyro, it changes nothing in place."""
-    return _own_copy(distribution).expand(torch.Size(batch_shape))
+    return _copy_wrappers(distribution).expand(torch.Size(batch_shape))
 
 
-def _own_copy(distribution: object) -> Any:
+def _copy_wrappers(distribution: object) -> Any:
     """Copy the wrappers down to the leaf, so that they may be changed; tensors are shared."""
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
         return distribution
-    return with_base(distribution, _own_copy(distribution.base_dist))
+    return with_base(distribution, _copy_wrappers(distribution.base_dist))
 
 
-def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
+def drop_repeats(tensor: Tensor, keep: int = 0) -> Tensor:
     """Return the tensor with its repeated dimensions at size one, except the last ``keep``."""
     strides = tensor.stride()[: tensor.dim() - keep]
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
@@ -178,14 +177,14 @@ def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
 
 def to_like(distribution: object, like: Tensor) -> Any:
     """Return the same distribution with all tensors on the device and floating ones in the dtype of ``like``."""
-    return _moved(distribution, like, {})
+    return _move(distribution, like, {})
 
 
-def _moved(value: Any, like: Tensor, done: dict[int, object]) -> Any:
+def _move(value: Any, like: Tensor, done: dict[int, object]) -> Any:
     if isinstance(value, Tensor):
         return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
     if type(value) in (list, tuple):
-        return type(value)(_moved(item, like, done) for item in value)
+        return type(value)(_move(item, like, done) for item in value)
     if not isinstance(value, Distribution | TorchDistributionMixin | Transform):
         return value
     # A used transform refers to its inverse, which refers to the transform.
@@ -193,7 +192,7 @@ def _moved(value: Any, like: Tensor, done: dict[int, object]) -> Any:
         done[id(value)] = clone = copy.copy(value)
         # Copying a transform drops its inverse; an inverse transform cannot do without.
         for key, item in vars(value).items():
-            clone.__dict__[key] = _moved(item, like, done)
+            clone.__dict__[key] = _move(item, like, done)
     return done[id(value)]
 
 

@@ -10,6 +10,7 @@ from pyro_radial.functional.divergences import (
     SteinKL,
 )
 from pyro_radial.functional.elbo import FunctionalELBO
+from pyro_radial.functional.first_weights import init_to_prior
 from pyro_radial.functional.laplace import function_space_laplace
 from pyro_radial.functional.measurement_points import BetweenRows, UniformBox
 from pyro_radial.functional.priors import (
@@ -18,7 +19,6 @@ from pyro_radial.functional.priors import (
     ImplicitProcess,
     PosteriorProcess,
 )
-from pyro_radial.functional.starts import init_to_prior
 
 __all__ = [
     "BetweenRows",

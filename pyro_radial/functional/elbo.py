@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial._pyro.random_numbers import seeded
+from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.functional.divergences.estimate import (
     Divergence,
     DivergenceEstimate,
@@ -257,7 +258,7 @@ class FunctionalELBO(TermsELBO):
         )
 
     def _guess_max_plate_nesting(
-        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: Model, guide: Guide, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         """Guess as Pyro does, but without log-densities and without random numbers of the loss."""
         with validation_enabled(False), seeded(0, _inputs(args).device):

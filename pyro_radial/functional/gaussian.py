@@ -65,7 +65,7 @@ def gaussian_sample(
 ) -> Tensor:
     """Draw values ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[O, N, N]``."""
     num_points, num_outputs = mean.shape
-    covariance = shared(covariance)
+    covariance = distinct_covariances(covariance)
     noise = torch.randn(num_outputs, num_points, num_samples, dtype=mean.dtype, device=mean.device)
     return mean + (cholesky(covariance, jitter) @ noise).permute(2, 1, 0)
 
@@ -74,7 +74,7 @@ def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = 
     """Return the gradient of the log-density of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
     residual = (f.double() - mean).permute(2, 1, 0)
     return (
-        -torch.cholesky_solve(residual, cholesky(shared(covariance), jitter))
+        -torch.cholesky_solve(residual, cholesky(distinct_covariances(covariance), jitter))
         .permute(2, 1, 0)
         .to(f.dtype)
     )
@@ -84,7 +84,7 @@ def gaussian_log_prob(
     f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER
 ) -> Tensor:
     """Return the log-density ``[S]`` of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
-    factor = cholesky(shared(covariance), jitter)
+    factor = cholesky(distinct_covariances(covariance), jitter)
     residual = (f.double() - mean).permute(2, 1, 0)
     white = torch.linalg.solve_triangular(factor, residual, upper=False)
     half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(mean.shape[-1]).sum()
@@ -117,6 +117,6 @@ def with_diagonal(covariance: Tensor, addend: Tensor | float) -> Tensor:
     return covariance + (addend[..., None] if isinstance(addend, Tensor) else addend) * eye
 
 
-def shared(covariance: Tensor) -> Tensor:
+def distinct_covariances(covariance: Tensor) -> Tensor:
     """Return the one covariance ``[1, N, N]`` that all outputs share, to factor it once, or else all of them."""
     return covariance[:1] if covariance.stride(0) == 0 else covariance

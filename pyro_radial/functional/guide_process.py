@@ -3,7 +3,7 @@
 
 """The functions of a guide in training: the model linearized at the means of the guide's sites."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -12,16 +12,16 @@ import torch
 from pyro.distributions import Delta
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal, biject_to
 
-from pyro_radial._pyro.compat import is_capturing
+from pyro_radial._pyro.compat import is_capturing, is_subsample
+from pyro_radial._pyro.types import Guide, Message, Site
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.elbo import Run, is_auxiliary, own_distribution
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, Structure
-from pyro_radial.nn.linearized.site_moments import moments_of
+from pyro_radial.nn.linearized.site_moments import moments_of_site
 from pyro_radial.nn.modules import evaluating
 
 
@@ -40,10 +40,10 @@ class GuideProcess:
             mean |= means
             blocks.append(block)
         for name, site in run.model_trace.iter_stochastic_nodes():
-            if name in mean or site_is_subsample(site):
+            if name in mean or is_subsample(site):
                 continue
             distribution = _posterior(name, site, run.guide_trace)
-            moments = None if distribution is None else moments_of(name, distribution)
+            moments = None if distribution is None else moments_of_site(name, distribution)
             if moments is not None:
                 mean[name], block = moments
                 blocks.append(block)
@@ -66,7 +66,7 @@ class GuideProcess:
             return frozenset(self._linearization.structure(x).sites)
 
 
-def _posterior(name: str, site: Any, guide_trace: Trace) -> Any:
+def _posterior(name: str, site: Site, guide_trace: Trace) -> Any:
     """Return the distribution of a site in a guide, before a plate of particles; None if it is unknown."""
     if name not in guide_trace:
         return None
@@ -74,7 +74,7 @@ def _posterior(name: str, site: Any, guide_trace: Trace) -> Any:
     if not isinstance(leaf(distribution), Delta):
         return distribution
     # Pyro's AutoNormal draws the value at an auxiliary site first.
-    drawn_apart: Any = guide_trace.nodes.get(f"{name}_unconstrained")
+    drawn_apart = guide_trace.nodes.get(f"{name}_unconstrained")
     if drawn_apart is not None:
         return own_distribution(drawn_apart) if is_real(site["fn"].support) else None
     # A Delta is a point unless its value may be computed from a draw.
@@ -99,17 +99,17 @@ def _joint_posteriors(
     A guide such as Pyro's ``AutoMultivariateNormal`` draws one normal vector at an auxiliary site and then puts its
     parts, in order, at the other sites. Constrained sites have no moments here.
     """
-    sites = dict[str, Any](guide_trace.iter_stochastic_nodes())
+    sites = dict[str, Site](guide_trace.iter_stochastic_nodes())
     order = list(sites)
     auxiliary = [name for name, site in sites.items() if is_auxiliary(site)]
     for name in auxiliary:
         vector = _vector(sites[name])
         following = takewhile(lambda other: other not in auxiliary, order[order.index(name) + 1 :])
-        if vector is not None and (parts := _parts(vector, following, sites, model_trace)):
+        if vector is not None and (parts := _find_parts(vector, following, sites, model_trace)):
             yield from _moments_of_parts(vector, parts, model_trace)
 
 
-def _vector(site: Any) -> _Vector | None:
+def _vector(site: Site) -> _Vector | None:
     """Return the vector that an auxiliary site draws, or None if it draws something else."""
     distribution: Any = own_distribution(site)
     if len(distribution.event_shape) != 1 or distribution.batch_shape.numel() != 1:
@@ -131,8 +131,8 @@ def _vector(site: Any) -> _Vector | None:
     return _Vector(base.loc.reshape(size), variance.reshape(size), factor, draws)
 
 
-def _parts(
-    vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_trace: Trace
+def _find_parts(
+    vector: _Vector, names: Iterable[str], sites: dict[str, Site], model_trace: Trace
 ) -> dict[str, slice]:
     """Return which elements of the vector are at which site, unchanged."""
     parts = {}
@@ -176,15 +176,15 @@ def _moments_of_parts(
 
 
 def sites_led_to(
-    guide: Callable[..., Any], auxiliary: Iterable[str], args: Any, kwargs: Any
+    guide: Guide, auxiliary: Iterable[str], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, set[str]]:
     """Find by a gradient, for each auxiliary site of a guide, the other latent sites that depend on its value."""
-    moved = _Moved(auxiliary)
+    moved = _AddZeros(auxiliary)
     led_to: dict[str, set[str]] = {name: set() for name in moved.names}
     with torch.enable_grad():
         with poutine.block(), moved:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items():
+        for name, site in dict[str, Site](trace.iter_stochastic_nodes()).items():
             if name in moved.names or not moved.by or not site["value"].requires_grad:
                 continue
             # The graph of one site may be a part of another's.
@@ -197,7 +197,7 @@ def sites_led_to(
     return led_to
 
 
-class _Moved(Messenger):
+class _AddZeros(Messenger):
     """Adds zeros to the values of some sites, to differentiate in."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -205,7 +205,7 @@ class _Moved(Messenger):
         self.names = frozenset(names)
         self.by: dict[str, Tensor] = {}
 
-    def _pyro_post_sample(self, msg: Any) -> None:
+    def _pyro_post_sample(self, msg: Message) -> None:
         name = msg["name"]
         value = msg["value"]
         if name in self.names and value.is_floating_point():

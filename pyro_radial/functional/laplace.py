@@ -13,12 +13,13 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_count
-from pyro_radial.functional.gaussian import cholesky, shared, with_diagonal
+from pyro_radial._pyro.types import Model
+from pyro_radial.functional.gaussian import cholesky, distinct_covariances, with_diagonal
 from pyro_radial.functional.priors.function_prior import (
     FunctionPrior,
     check_points,
     check_prior,
-    moments_of,
+    require_moments,
 )
 from pyro_radial.infer.autoguide.correlated import AutoCorrelated
 from pyro_radial.infer.autoguide.families.family import Family
@@ -30,7 +31,7 @@ from pyro_radial.nn.linearized.site_moments import sites_of_network
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 
 #: The most numbers in the Jacobian at the points, in float64: two gigabytes.
-MAX_JACOBIAN = 2**28
+MAX_NUMBERS = 2**28
 #: Eigenvalues of the prior's covariance below this share of the largest are left out.
 LEAST_EIGENVALUE = 1e-9
 #: A network that holds less of the prior's variance at the points is named.
@@ -120,15 +121,15 @@ def function_space_laplace(
         )
     points = move(points, device_of(model)).to(next(iter(weights.values())))
     with undisturbed(), evaluating(model):
-        linear = _linearized(model, weights)
+        linear = _linearize(model, weights)
         num_outputs = linear.structure(points).num_outputs
         _check_size(len(points), num_outputs, sum(value.numel() for value in weights.values()))
-        moments = moments_of(prior, points, num_outputs)
+        moments = require_moments(prior, points, num_outputs)
         functions = _prior_factor(moments[1], rank)
         if num_steps:
             weights = _most_probable(model, network, weights, rows, points, moments, num_steps)
             network.values.update(weights)
-            linear = _linearized(model, weights)
+            linear = _linearize(model, weights)
         jacobian = linear.jacobian(points)[1]
         basis = _basis(jacobian, functions)
         _warn_of_stiff_network(jacobian.double() @ basis, functions)
@@ -138,15 +139,15 @@ def function_space_laplace(
     if factor.shape[1] > len(factor):
         # The same product with as many columns as weights.
         factor = torch.linalg.qr(factor.mT).R.mT
-    return _guide(model, network, rows, _parts(factor, weights))
+    return _make_guide(model, network, rows, _split_by_weight(factor, weights))
 
 
-def _linearized(model: Any, weights: dict[str, Tensor]) -> Linearization:
+def _linearize(model: Model, weights: dict[str, Tensor]) -> Linearization:
     blocks = [CovarianceBlock((name,), torch.zeros_like(value)) for name, value in weights.items()]
     return Linearization(model, weights, blocks)
 
 
-def _parts(vectors: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _split_by_weight(vectors: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the rows ``[P, ...]`` that belong to each weight."""
     parts = vectors.split([value.numel() for value in weights.values()])
     return dict(zip(weights, parts, strict=True))
@@ -178,7 +179,7 @@ def _data_terms(
 
 
 def _most_probable(
-    model: object,
+    model: Model,
     network: TrainedNetwork,
     weights: dict[str, Tensor],
     rows: Rows,
@@ -197,21 +198,21 @@ def _most_probable(
             .transpose(0, 1)
         )
 
-        def measured(
+        def measure(
             weights: dict[str, Tensor], root: Tensor = root, functions: Tensor = functions
-        ) -> _Measured:
-            linear = _linearized(model, weights)
+        ) -> _Measurement:
+            linear = _linearize(model, weights)
             f, jacobian = linear.jacobian(points)
             basis = _basis(jacobian, functions)
             gap = torch.linalg.solve_triangular(
                 root, (f.double() - mean).mT.unsqueeze(-1), upper=False
             ).flatten()
             nll, gradient, hessian = _data_terms(linear, network, rows, basis)
-            return _Measured(
+            return _Measurement(
                 nll + 0.5 * gap.square().sum(), gap + gradient, with_diagonal(hessian, 1.0), basis
             )
 
-        weights, missed = _descended(measured, weights, num_steps)
+        weights, missed = _descend(measure, weights, num_steps)
     if not missed < MOST_MISSED:
         warnings.warn(
             f"The steps ended {missed:.1f} nats above the most probable function of the linearized network, so means "
@@ -221,7 +222,7 @@ def _most_probable(
     return weights
 
 
-class _Measured(NamedTuple):
+class _Measurement(NamedTuple):
     """A negative log-density, its gradient ``[R]`` and Hessian ``[R, R]`` along a basis of the weights ``[P, R]``."""
 
     objective: Tensor
@@ -230,15 +231,15 @@ class _Measured(NamedTuple):
     basis: Tensor
 
 
-def _descended(
-    measured: Callable[[dict[str, Tensor]], _Measured], weights: dict[str, Tensor], num_steps: int
+def _descend(
+    measure: Callable[[dict[str, Tensor]], _Measurement], weights: dict[str, Tensor], num_steps: int
 ) -> tuple[dict[str, Tensor], float]:
     """Return the weights after Levenberg-Marquardt steps, and the nats an undamped step would gain in a linear model.
 
     The damping is that of Nielsen, algorithm 3.16 of Madsen, Nielsen and Tingleff (2004), "Methods for Non-Linear Least
     Squares Problems".
     """
-    at = measured(weights)
+    at = measure(weights)
     if not bool(at.objective.isfinite()):
         raise FloatingPointError(
             "trained must have weights with a finite log-likelihood of data, got none"
@@ -249,9 +250,9 @@ def _descended(
         damped = at.hessian + damping * at.basis.mT @ at.basis
         a = -torch.linalg.solve(damped, at.gradient)
         moved = {}
-        for name, change in _parts(at.basis @ a, weights).items():
+        for name, change in _split_by_weight(at.basis @ a, weights).items():
             moved[name] = weights[name] + change.view_as(weights[name]).to(weights[name])
-        found = measured(moved)
+        found = measure(moved)
         gain = float(at.objective - found.objective)
         if gain > 0.0:
             ratio = gain / float(-a @ (at.gradient + 0.5 * at.hessian @ a))
@@ -269,10 +270,10 @@ def _descended(
 
 def _check_size(num_points: int, num_outputs: int, num_weights: int) -> None:
     size = num_points * num_outputs * max(num_weights, num_points * num_outputs)
-    if size > MAX_JACOBIAN:
+    if size > MAX_NUMBERS:
         raise ValueError(
             f"points must be fewer, because the Jacobian of {num_points} points with {num_outputs} outputs in "
-            f"{num_weights:,} weights, or the covariances, have {size:,} numbers, more than {MAX_JACOBIAN:,}"
+            f"{num_weights:,} weights, or the covariances, have {size:,} numbers, more than {MAX_NUMBERS:,}"
         )
 
 
@@ -283,9 +284,9 @@ def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
         raise ValueError(
             f"rank must be at most {num_points * num_outputs}, the function values, got {rank}"
         )
-    distinct = shared(covariances)
+    distinct = distinct_covariances(covariances)
     cholesky(distinct)  # Raises an error unless it is positive definite.
-    pairs = [_leading(covariance, rank) for covariance in distinct]
+    pairs = [_leading_eigenvectors(covariance, rank) for covariance in distinct]
     if len(distinct) < num_outputs:
         pairs = pairs * num_outputs
     eigenvalues = torch.cat([values for values, _ in pairs])
@@ -295,7 +296,7 @@ def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
     return columns[..., order[eigenvalues[order] > LEAST_EIGENVALUE * eigenvalues.max()]]
 
 
-def _leading(covariance: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
+def _leading_eigenvectors(covariance: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
     """Return the largest eigenvalues, and their eigenvectors: all, or at least the given number."""
     if rank is None or 4 * rank > len(covariance):
         values, vectors = torch.linalg.eigh(covariance)
@@ -324,8 +325,8 @@ def _warn_of_stiff_network(held: Tensor, functions: Tensor) -> None:
         )
 
 
-def _guide(
-    model: Any, network: TrainedNetwork, rows: Rows, factors: dict[str, Tensor]
+def _make_guide(
+    model: Model, network: TrainedNetwork, rows: Rows, factors: dict[str, Tensor]
 ) -> AutoCorrelated:
     points: dict[str, Family] = {name: Delta() for name in network.values if name not in factors}
     (rank,) = {factor.shape[-1] for factor in factors.values()}

@@ -36,15 +36,15 @@ class UniformBox:
     """
 
     def __init__(self, low: Any, high: Any, num_points: int) -> None:
-        self.low = _finite("low", low)
-        self.high = _finite("high", high)
+        self.low = _finite_tensor("low", low)
+        self.high = _finite_tensor("high", high)
         if self.low.dim() and self.high.dim() and self.low.shape != self.high.shape:
             raise ValueError(
                 f"high must have the shape of low, {list(self.low.shape)}, got {list(self.high.shape)}"
             )
         if bool((self.low > self.high).any()):
             raise ValueError(
-                f"low must not be above high, got low = {_shown(self.low)}, high = {_shown(self.high)}"
+                f"low must not be above high, got low = {_show(self.low)}, high = {_show(self.high)}"
             )
         self.num_points = positive_count("num_points", num_points)
 
@@ -78,13 +78,13 @@ class UniformBox:
     def __call__(self, x: Tensor) -> Tensor:
         """Draw points ``[M, D]``."""
         unit = torch.rand(self.num_points, *_shape_of_input(x), dtype=x.dtype, device=x.device)
-        low = _fitting("low", self.low, unit)
-        high = _fitting("high", self.high, unit)
+        low = _fit_to_input("low", self.low, unit)
+        high = _fit_to_input("high", self.high, unit)
         # Rounding may move a point beyond the end of a side.
         return (low + (high - low) * unit).clamp(low, high)
 
     def __repr__(self) -> str:
-        return f"UniformBox(low={_shown(self.low)}, high={_shown(self.high)}, num_points={self.num_points})"
+        return f"UniformBox(low={_show(self.low)}, high={_show(self.high)}, num_points={self.num_points})"
 
 
 class BetweenRows:
@@ -133,10 +133,10 @@ class BetweenRows:
         return f"BetweenRows({list(self.points.shape)}, num_points={self.num_points})"
 
 
-def _finite(argument: str, value: object) -> Tensor:
+def _finite_tensor(argument: str, value: object) -> Tensor:
     tensor = held_numbers(argument, value).detach()
     if not bool(tensor.isfinite().all()):
-        raise ValueError(f"{argument} must be finite, got {_shown(tensor)}")
+        raise ValueError(f"{argument} must be finite, got {_show(tensor)}")
     return tensor
 
 
@@ -158,7 +158,7 @@ def _shape_of_input(x: Tensor) -> torch.Size:
     return x.shape[1:]
 
 
-def _fitting(argument: str, bound: Tensor, unit: Tensor) -> Tensor:
+def _fit_to_input(argument: str, bound: Tensor, unit: Tensor) -> Tensor:
     """Return a bound with the shape of one input of the batch, or raise a ValueError."""
     if bound.dim() and bound.shape != unit.shape[1:]:
         raise ValueError(
@@ -167,5 +167,5 @@ def _fitting(argument: str, bound: Tensor, unit: Tensor) -> Tensor:
     return bound.to(unit)
 
 
-def _shown(bound: Tensor) -> Any:
+def _show(bound: Tensor) -> Any:
     return bound.tolist() if bound.numel() <= 8 else f"<{list(bound.shape)}>"

@@ -30,7 +30,7 @@ from pyro_radial._pyro.compat import (
     is_deterministic,
 )
 from pyro_radial.distributions.kl import kl_by_cross_entropy
-from pyro_radial.distributions.wrappers import leaf, unmasked
+from pyro_radial.distributions.wrappers import leaf, remove_masks
 from pyro_radial.nn.modules import Autocast
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
@@ -556,7 +556,7 @@ def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
     q = own_distribution(guide_site)
     p = own_distribution(model_site)
     # Torch's registry has Pyro's rule for two masked normals, which is wrong for different masks.
-    masked = all(isinstance(leaf(d), Normal) and unmasked(d) is not d for d in (q, p))
+    masked = all(isinstance(leaf(d), Normal) and remove_masks(d) is not d for d in (q, p))
     try:
         kl = kl_by_cross_entropy(q, p) if masked else kl_divergence(q, p)
     except NotImplementedError:

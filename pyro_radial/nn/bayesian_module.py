@@ -14,7 +14,6 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule
 from pyro.nn.module import pyro_method
-from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -30,8 +29,7 @@ from pyro_radial.nn.functional_net import (
     split_draws,
     unflatten,
 )
-from pyro_radial.nn.local.local_layers import LocalLayers
-from pyro_radial.nn.local.unit_noise import NOISE, PARAMETER, UnitNoise
+from pyro_radial.nn.local.local_layers import LocalLayers, ParameterSites
 from pyro_radial.nn.site_priors import (
     ParameterPrior,
     Select,
@@ -42,7 +40,7 @@ from pyro_radial.nn.site_priors import (
 )
 
 T = TypeVar("T", bound=nn.Module)
-STANDARD_NORMAL = dist.Normal(0.0, 1.0)
+DEFAULT_PRIOR = dist.Normal(0.0, 1.0)
 
 
 class BayesianModule(UniquelyNamed):
@@ -85,7 +83,7 @@ class BayesianModule(UniquelyNamed):
         torch.Size([4, 5, 2])
     """
 
-    def __init__(self, net: nn.Module, prior: Any = STANDARD_NORMAL, select: Select = None) -> None:
+    def __init__(self, net: nn.Module, prior: Any = DEFAULT_PRIOR, select: Select = None) -> None:
         super().__init__()
         check_net(net)
         selected = select_parameters(net, select)
@@ -93,7 +91,7 @@ class BayesianModule(UniquelyNamed):
         self._local = LocalLayers(self._functional.skeleton)
         _make_gradients_dense(net, self._functional.skeleton, selected)
         # The network's own values, where a guide may start. They follow .to() and are not part of the state.
-        self._initial = {name: _own_copy(parameter) for name, parameter in selected.items()}
+        self._initial = {name: _copy_tensor(parameter) for name, parameter in selected.items()}
         self._shapes = {name: parameter.shape for name, parameter in selected.items()}
         self._own = _OwnTensors(net, self._shapes)
         self.net = self._own.root
@@ -162,7 +160,7 @@ class BayesianModule(UniquelyNamed):
         :raises ValueError: naming the site, for a value of another shape or with other draws than other sites.
         """
         self.check_store()
-        with _ParameterSites(self._shapes) as sites:
+        with ParameterSites(self._shapes) as sites:
             values = self.sample_parameters()
         if sites.noises:
             sites.check(values)
@@ -240,7 +238,7 @@ class BayesianModule(UniquelyNamed):
         tensors = self.fixed_tensors()
         with torch.no_grad(), poutine.block():
             for name in self._shapes:
-                tensors[name] = _own_copy(self._value_in(name, draw))
+                tensors[name] = _copy_tensor(self._value_in(name, draw))
         frozen = self._own.fixed()
         for name, _ in self.skeleton.named_parameters():
             tensors[name] = nn.Parameter(tensors[name], requires_grad=name not in frozen)
@@ -261,7 +259,7 @@ class BayesianModule(UniquelyNamed):
         """Copy the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
         with poutine.block():
             tensors = {**self._own.trained(), **self._own.fixed()}
-        return {name: _own_copy(tensor) for name, tensor in tensors.items()}
+        return {name: _copy_tensor(tensor) for name, tensor in tensors.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
         """Set train or eval mode for this module and the network's computation."""
@@ -328,38 +326,6 @@ def check_fixed(
             f"{argument} must have the buffers and fixed parameters that BayesianModule(net) has "
             f"copied, got other values of {others}: make the model from the trained network"
         )
-
-
-class _ParameterSites(Messenger):
-    """Marks the sites of a network's parameters, and collects noise and shapes of those that a guide left undrawn."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__()
-        self._names = names
-        self._values: dict[str, Tensor] = {}
-        self.noises: dict[str, UnitNoise] = {}
-        self.shapes: dict[str, torch.Size] = {}
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self._names:
-            msg["infer"] = {**msg["infer"], PARAMETER: True}
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        name = msg["name"]
-        noise = msg["infer"].get(NOISE)
-        if noise is not None and name in self._names:
-            self.noises[name] = noise
-            self.shapes[name] = msg["fn"].shape()
-            self._values[name] = msg["value"]
-
-    def check(self, values: dict[str, Tensor]) -> None:
-        """Raise a ValueError naming an undrawn site from which the prior computes a parameter."""
-        for name, value in self._values.items():
-            if values[name] is not value:
-                raise ValueError(
-                    f"local_reparameterization: prior must return the value of site {name!r} as it is, "
-                    "got one that is computed from it, which needs a draw"
-                )
 
 
 def _make_gradients_dense(
@@ -431,10 +397,10 @@ class _OwnTensors:
                 continue
             owner, leaf = place_below(self.root, name)
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-                setattr(owner, leaf, nn.Parameter(_own_copy(tensor)))
+                setattr(owner, leaf, nn.Parameter(_copy_tensor(tensor)))
                 self._trained[name] = owner, leaf
             else:
-                owner.register_buffer(leaf, _own_copy(tensor), persistent=name in saved)
+                owner.register_buffer(leaf, _copy_tensor(tensor), persistent=name in saved)
                 self._fixed[name] = owner, leaf
 
     def trained(self) -> dict[str, Tensor]:
@@ -466,6 +432,6 @@ def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
         store[fullname] = own
 
 
-def _own_copy(tensor: Tensor) -> Tensor:
+def _copy_tensor(tensor: Tensor) -> Tensor:
     """Return a detached, contiguous copy: Pyro's store keeps a copy of any other tensor, and would train that one."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)

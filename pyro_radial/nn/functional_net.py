@@ -35,7 +35,7 @@ RUNNING = ("running_mean", "running_var")
 RECOMPUTES = "parts of the network run again in the backward pass"
 
 # The network for one draw of its parameters.
-Run = Callable[[Mapping[str, Tensor]], Any]
+CallAtDraw = Callable[[Mapping[str, Tensor]], Any]
 # Makes the context of a call from its tensors, which it may change.
 Within = Callable[[dict[str, Tensor]], AbstractContextManager[object]]
 
@@ -55,7 +55,7 @@ class FunctionalNet:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.skeleton = _skeleton(net)
+        self.skeleton = _make_skeleton(net)
         self.batching = "vmap"
         self._said_statistics_are_frozen = False
         # With activation checkpointing parts of the network run again in the backward pass. Each call then needs its
@@ -204,29 +204,29 @@ def unflatten(outputs: object, draws: tuple[int, ...]) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)
 
 
-def _vmap(run: Run, drawn: Mapping[str, Tensor]) -> Any:
+def _vmap(run: CallAtDraw, drawn: Mapping[str, Tensor]) -> Any:
     output: Any = None
 
     def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
         nonlocal output
         output = run(draw)
-        return _tensors(output)
+        return _output_tensors(output)
 
     tensors = vmap(one, randomness="different")(dict(drawn))
-    return _with_tensors(output, tensors)
+    return _replace_tensors(output, tensors)
 
 
-def loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
+def loop(run: CallAtDraw, drawn: Mapping[str, Tensor]) -> Any:
     """Call ``run`` for each of the draws, and stack the outputs along a new first dim."""
     slices = [values.unbind(0) for values in drawn.values()]
     outputs = []
     for draw in zip(*slices, strict=True):
         outputs.append(run(dict(zip(drawn, draw, strict=True))))
-    tensors = zip(*map(_tensors, outputs), strict=True)
-    return _with_tensors(outputs[-1], map(torch.stack, tensors))
+    tensors = zip(*map(_output_tensors, outputs), strict=True)
+    return _replace_tensors(outputs[-1], map(torch.stack, tensors))
 
 
-def _tensors(output: object) -> tuple[Tensor, ...]:
+def _output_tensors(output: object) -> tuple[Tensor, ...]:
     """Return the tensors in the output of a network, whose other leaves must be plain data."""
     tensors = []
     for leaf in tree_leaves(output):
@@ -240,13 +240,13 @@ def _tensors(output: object) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _with_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
+def _replace_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
     """Return the same output with other tensors."""
     remaining = iter(tensors)
     return tree_map_only(Tensor, lambda _: next(remaining), output)
 
 
-def _skeleton(net: nn.Module) -> nn.Module:
+def _make_skeleton(net: nn.Module) -> nn.Module:
     # deepcopy takes copies from the memo: no memory is doubled, and ties stay ties.
     memo: dict[int, Any] = {}
     for parameter in net.parameters():
@@ -273,40 +273,29 @@ def unchanged_on_error(read: Callable[[], Collection[Tensor]]) -> Iterator[None]
 @contextmanager
 def _restored(skeleton: nn.Module) -> Iterator[None]:
     """Put the skeleton's own tensors back: functional_call leaves those of the call if a module has two names."""
-    own = []
-    for module in skeleton.modules():
-        own.append((module, dict(module._parameters), dict(module._buffers)))
-    try:
+    with ExitStack() as restore:
+        for module in skeleton.modules():
+            restore.callback(module._parameters.update, dict(module._parameters))
+            restore.callback(module._buffers.update, dict(module._buffers))
         yield
-    finally:
-        for module, parameters, buffers in own:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
 
 
 @contextmanager
 def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
     """Let norm layers in train mode use batch statistics only; yield the names of the buffers to leave out."""
     left_out: set[str] = set()
-    statistics: list[tuple[Any, dict[str, Tensor | None]]] = []
-    for prefix, layer in skeleton.named_modules():
-        if not (
-            isinstance(layer, STATISTICS_LAYERS) and layer.training and layer.track_running_stats
-        ):
-            continue
-        own = {name: layer._buffers[name] for name in RUNNING}
-        if None not in own.values():
-            statistics.append((layer, own))
-            left_out.update(f"{prefix}.{name}".removeprefix(".") for name in RUNNING)
-    try:
-        for layer, own in statistics:
-            layer.track_running_stats = False
-            layer._buffers.update(dict.fromkeys(own))
+    with ExitStack() as restore:
+        for prefix, layer in skeleton.named_modules():
+            if not isinstance(layer, STATISTICS_LAYERS) or not layer.training:
+                continue
+            own = {name: layer._buffers[name] for name in RUNNING}
+            if layer.track_running_stats and None not in own.values():
+                left_out.update(f"{prefix}.{name}".removeprefix(".") for name in RUNNING)
+                restore.callback(setattr, layer, "track_running_stats", True)
+                restore.callback(layer._buffers.update, own)
+                layer.track_running_stats = False
+                layer._buffers.update(dict.fromkeys(own))
         yield left_out
-    finally:
-        for layer, own in statistics:
-            layer.track_running_stats = True
-            layer._buffers.update(own)
 
 
 class _Together:

@@ -4,7 +4,7 @@
 """What the layers of a network compute in a run, and which linear layer computes the network's output."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -25,15 +25,11 @@ def hooked(
 
     If it returns a tensor, this is the output.
     """
-    handles = []
-    for place, layer in layers.items():
-        called = partial(_call_hook, hook, place)
-        handles.append(layer.register_forward_hook(called, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for place, layer in layers.items():
+            called = partial(_call_hook, hook, place)
+            hooks.enter_context(layer.register_forward_hook(called, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _call_hook(
@@ -64,10 +60,10 @@ class LastLayerFinder:
         layers = {place: layer for place, layer in modules if isinstance(layer, nn.Linear)}
         calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
-        def seen(place: str, inputs: Tensor, output: Tensor) -> None:
+        def note_call(place: str, inputs: Tensor, output: Tensor) -> None:
             calls.setdefault(place, []).append((inputs, output, output.clone()))
 
-        def ended(module: nn.Module, args: object, output: object) -> None:
+        def find_last(module: nn.Module, args: object, output: object) -> None:
             output = getattr(output, "logits", output)
             for place, found in calls.items():
                 inputs, own, before = found[-1]
@@ -83,9 +79,5 @@ class LastLayerFinder:
                     break
             calls.clear()
 
-        with hooked(layers, seen):
-            handle = network.register_forward_hook(ended)
-            try:
-                yield
-            finally:
-                handle.remove()
+        with hooked(layers, note_call), network.register_forward_hook(find_last):
+            yield

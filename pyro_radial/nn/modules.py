@@ -3,14 +3,14 @@
 
 """The device, dtype, modes and precision of modules."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import update_wrapper
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pyro_radial._pyro.types import Model
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of, submodules
 
 
@@ -57,13 +57,13 @@ def evaluating(*modules: object) -> Iterator[None]:
 class Autocast:
     """Run a model under ``torch.autocast``; densities and KLs of its sites are computed later, in full precision."""
 
-    def __init__(self, model: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, model: Model, dtype: torch.dtype, device: torch.device) -> None:
         self.model = model
         self.dtype = dtype
         self.device = device
         update_wrapper(self, getattr(model, "forward", model))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the model."""
         with torch.autocast(self.device.type, self.dtype):
             return self.model(*args, **kwargs)

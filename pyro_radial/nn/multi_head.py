@@ -4,9 +4,7 @@
 """One trunk with several heads; one head is in use."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from operator import attrgetter
-from typing import Any
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
@@ -70,11 +68,11 @@ class MultiHead(nn.Module):
         if not name.startswith("heads."):
             return True
         # By identity: a parameter that several heads share has its name in the first of them.
-        parameter = attrgetter(name)(self)
+        parameter = self.get_parameter(name)
         heads = [self.heads[head] for head in self._random]
         return any(parameter is own for own in nn.ModuleList(heads).parameters())
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Return the output of the head in use for the trunk's output."""
         return self.heads[self.head](self.trunk(*args, **kwargs))
 
@@ -104,11 +102,9 @@ def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
 def under_head(model: nn.Module, head: int) -> Iterator[None]:
     """Use a head of a model, if it has any, and restore the heads afterwards."""
     found = modules_of(MultiHead, model)
-    before = [(module, module._random) for module in found]
-    if found:
-        use_head(model, head)
-    try:
+    with ExitStack() as restore:
+        for module in found:
+            restore.callback(setattr, module, "_random", module._random)
+        if found:
+            use_head(model, head)
         yield
-    finally:
-        for module, own in before:
-            module._random = own

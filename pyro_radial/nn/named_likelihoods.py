@@ -13,6 +13,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types
+from pyro_radial._pyro.types import Message
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, MISSING_LABEL, Likelihood
 
 
@@ -130,7 +131,7 @@ class _Prefixed(Messenger):
         super().__init__()
         self._name = name
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         msg["name"] = f"{self._name}.{msg['name']}"
 
 

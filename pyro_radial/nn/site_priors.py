@@ -49,10 +49,10 @@ def site_priors(prior: Any, parameters: Mapping[str, Tensor]) -> dict[str, Torch
             raise ValueError(
                 f"prior must have entries for the random sites {list(parameters)} only, got {unknown}"
             )
-    return {name: _of_shape(_prior_of(prior, name, p), name, p) for name, p in parameters.items()}
+    return {name: _expand_to(_prior_of(prior, name, p), name, p) for name, p in parameters.items()}
 
 
-def _of_shape(
+def _expand_to(
     prior: TorchDistributionMixin, name: str, parameter: Tensor
 ) -> TorchDistributionMixin:
     prior = to_like(prior, parameter)
@@ -64,8 +64,7 @@ def _of_shape(
             f"the prior of site {name!r} must have shape () or the parameter's {tuple(parameter.shape)}, got "
             f"{tuple(shape)} (batch_shape {tuple(prior.batch_shape)}, event_shape {tuple(prior.event_shape)})"
         )
-    event: TorchDistributionMixin = prior.to_event(parameter.dim() - prior.event_dim)
-    return event
+    return prior.to_event(parameter.dim() - prior.event_dim)
 
 
 def expands_in_place(prior: Any) -> bool:

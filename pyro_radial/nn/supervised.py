@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
+from pyro_radial._pyro.types import Message, Site
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.functional_net import Arguments
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, is_target
@@ -118,7 +119,7 @@ class SupervisedModel(nn.Module):
             raise
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"the network of bnn{self._dtype()} failed{_where(error)}, given {_described(x)}: {error}"
+                f"the network of bnn{self._dtype()} failed{_find_layer(error)}, given {_describe_inputs(x)}: {error}"
             ) from error
         f = for_likelihood(f, self.likelihood)
         if not isinstance(f, Tensor) and isinstance(self.likelihood, Likelihood):
@@ -161,7 +162,7 @@ class _ScaledTargets(Messenger):
         super().__init__()
         self.weights = weights
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         if is_target(msg):
             msg["scale"] = msg["scale"] * self.weights
 
@@ -196,7 +197,7 @@ def own_names(likelihood: object) -> set[str]:
     return names
 
 
-def _described(x: object) -> str:
+def _describe_inputs(x: object) -> str:
     """Shapes and dtypes of the inputs."""
     inputs = inputs_of(x)
     shown = []
@@ -208,7 +209,7 @@ def _described(x: object) -> str:
     return ", ".join(shown)
 
 
-def _where(error: Exception) -> str:
+def _find_layer(error: Exception) -> str:
     """Return the innermost layer of the network that an error comes from, by its name in the network."""
     names: dict[nn.Module, str] = {}
     found = ""
@@ -272,7 +273,7 @@ class ModelNetwork:
             parameters = self.bnn.sample_parameters()
             if self.noise_sites:
                 self.likelihood.noise(torch.zeros(1, dtype=self.bnn.dtype, device=self.bnn.device))
-        nodes: Any = capture.trace.nodes
+        nodes: Mapping[str, Site] = capture.trace.nodes
         noise = {
             argument: nodes[site]["value"].reshape(1) for argument, site in self.noise_sites.items()
         }
@@ -324,19 +325,21 @@ def find_network(model: Any) -> ModelNetwork | None:
     """
     wrappers: list[UnderPriors] = []
     while isinstance(model, UnderPriors):
-        if not _runs_as(model, UnderPriors):
+        if not _behaves_as(model, UnderPriors):
             return None
         wrappers.append(model)
         model = model.model
     if isinstance(model, SupervisedModel):
         plain = (
-            _runs_as(model, SupervisedModel)
-            and _runs_as(model.bnn, BayesianModule)
+            _behaves_as(model, SupervisedModel)
+            and _behaves_as(model.bnn, BayesianModule)
             and not has_hooks(model.likelihood)
-            and all(_runs_as(part, Likelihood) for part in modules_of(Likelihood, model.likelihood))
+            and all(
+                _behaves_as(part, Likelihood) for part in modules_of(Likelihood, model.likelihood)
+            )
         )
     else:
-        plain = _runs_as(model, BayesianModule)
+        plain = _behaves_as(model, BayesianModule)
     return ModelNetwork(model, wrappers) if plain else None
 
 
@@ -353,16 +356,16 @@ def network_of(model: object) -> ModelNetwork:
     return network
 
 
-def _runs_as(module: object, cls: type[nn.Module]) -> bool:
+def _behaves_as(module: object, cls: type[nn.Module]) -> bool:
     """Return whether calling a module does what the class does: nothing is overridden, and there are no hooks."""
     if not isinstance(module, cls) or "forward" in vars(module) or has_hooks(module):
         return False
-    methods = ("__call__", "forward", *METHODS.get(cls, ()))
+    methods = ("__call__", "forward", *CALLED_METHODS.get(cls, ()))
     return all(getattr(type(module), name) is getattr(cls, name) for name in methods)
 
 
 # What a forward method of ours calls.
-METHODS: dict[type[nn.Module], tuple[str, ...]] = {
+CALLED_METHODS: dict[type[nn.Module], tuple[str, ...]] = {
     SupervisedModel: ("output",),
     Likelihood: ("function_values",),
 }

@@ -4,15 +4,16 @@
 """Draw noise for the outputs of layers, for each row, instead of drawing weights."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NoReturn, Self
 
 import torch
 from pyro.distributions.score_parts import ScoreParts
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 
 from pyro_radial._pyro.checks import check_function, check_list
+from pyro_radial._pyro.compat import is_subsample
+from pyro_radial._pyro.types import Guide, Message, Site
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.local.unit_noise import NOISE, OFFER, UnitNoise, unit_noise
 
@@ -24,8 +25,8 @@ class LocalReparameterizationMessenger(Messenger):
         super().__init__()
         self.sites = frozenset(sites)
 
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["done"] or msg["is_observed"] or site_is_subsample(msg) or NOISE in msg["infer"]:
+    def _pyro_sample(self, msg: Message) -> None:
+        if msg["done"] or msg["is_observed"] or is_subsample(msg) or NOISE in msg["infer"]:
             return
         offer = msg["infer"].get(
             OFFER, _noise_of_distribution if msg["name"] in self.sites else None
@@ -40,7 +41,7 @@ class LocalReparameterizationMessenger(Messenger):
             density = msg["log_prob"] = msg["log_prob_sum"] = _NoDensity(msg["name"])
             msg["score_parts"] = ScoreParts(density, 0, density)  # type: ignore[arg-type]
 
-    def _pyro_post_sample(self, msg: Any) -> None:
+    def _pyro_post_sample(self, msg: Message) -> None:
         if isinstance(msg.get("log_prob"), _NoDensity):
             msg["log_prob"].shape = msg["fn"].batch_shape
 
@@ -66,7 +67,7 @@ class _Wrapped(LocalReparameterizationMessenger):
                 "normal or radial sites, name them: local_reparameterization(guide, sites=bnn.sites)"
             )
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         super()._pyro_sample(msg)
         self._undrawn[msg["name"]] = NOISE in msg["infer"]
 
@@ -94,9 +95,7 @@ class _NoDensity:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _refuse
 
 
-def local_reparameterization(
-    guide: Callable[..., Any] | None = None, *, sites: Collection[str] = ()
-) -> Any:
+def local_reparameterization(guide: Guide | None = None, *, sites: Collection[str] = ()) -> Any:
     r"""Draw the noise of each layer's outputs for each row of a batch, instead of drawing the weights.
 
     A :class:`~pyro_radial.nn.BayesianModule` under such a guide computes each layer with the means of its weights and
@@ -140,7 +139,7 @@ def local_reparameterization(
     return messenger if guide is None else messenger(check_function("guide", guide))
 
 
-def draw_after_all(msg: Any) -> None:
+def draw_after_all(msg: Message) -> None:
     """Undo that a site was left undrawn, so that a handler can give it a value."""
     if not is_drawn(msg):
         msg["infer"] = {**msg["infer"], NOISE: None}
@@ -148,12 +147,12 @@ def draw_after_all(msg: Any) -> None:
             del msg[name]
 
 
-def is_drawn(site: Mapping[str, Any]) -> bool:
+def is_drawn(site: Site) -> bool:
     """Return whether a site has a value, and was not left undrawn."""
     return site["infer"].get(NOISE) is None
 
 
-def check_drawn(name: str, site: Mapping[str, object], needs: str) -> None:
+def check_drawn(name: str, site: Site, needs: str) -> None:
     """Raise a ValueError that begins with ``needs`` if a site was left undrawn."""
     if not is_drawn(site):
         raise ValueError(

@@ -3,16 +3,15 @@
 
 """Run a guide with every latent site at the center of its distribution."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
 from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 
 from pyro_radial._pyro.checks import check_function
-from pyro_radial._pyro.compat import is_deterministic
+from pyro_radial._pyro.compat import is_deterministic, is_subsample
+from pyro_radial._pyro.types import Guide, Message, Site
 from pyro_radial.distributions.moments import center
 from pyro_radial.poutine.local_reparameterization import draw_after_all
 
@@ -24,8 +23,8 @@ class MeanOnlyMessenger(Messenger):
         super().__init__()
         self._no_targets = no_targets
 
-    def _pyro_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg):
+    def _pyro_sample(self, msg: Message) -> None:
+        if is_subsample(msg):
             return
         if self._no_targets and _has_target(msg):
             raise ValueError(
@@ -44,7 +43,7 @@ class MeanOnlyMessenger(Messenger):
         msg["value"], msg["done"] = value, True
 
 
-def mean_only(guide: Callable[..., Any] | None = None) -> Any:
+def mean_only(guide: Guide | None = None) -> Any:
     """Run a guide without noise: each latent site is at its mean (the mean's image on constrained sites).
 
     A site becomes a ``Delta``, so the loss is that of a point estimate, ``-log p(y | loc) - log p(loc)``. It is finite,
@@ -70,7 +69,7 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     )
 
 
-def _has_target(msg: Any) -> bool:
+def _has_target(msg: Site) -> bool:
     """Return whether a site holds the targets of a likelihood or other data, and no ``deterministic`` or ``factor``."""
     computed = is_deterministic(msg) or msg["infer"].get("is_auxiliary", False)
     return bool(msg["infer"].get("is_target", False) or (msg["is_observed"] and not computed))

@@ -3,7 +3,7 @@
 
 """Replace the priors of latent sites."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,13 @@ from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_radial._pyro.checks import check_types
-from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_support
+from pyro_radial._pyro.compat import is_subsample
+from pyro_radial._pyro.types import Message, Model
+from pyro_radial.distributions.wrappers import expand_copy, leaf, mask_of, on_support
 
 # The most elements that are drawn to compare two distributions.
 _NUM_CHECKED = 100_000
@@ -48,7 +49,7 @@ class SwapPriorMessenger(Messenger):
         self.required = set(required)
         self.observed = observed
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         name = msg["name"]
         if (
             self.observed is not None
@@ -56,12 +57,12 @@ class SwapPriorMessenger(Messenger):
             and not isinstance(leaf(msg["fn"]), Delta)
         ):
             self.observed.add(frozenset(msg["cond_indep_stack"]))
-        if name not in self.priors or msg["is_observed"] or site_is_subsample(msg):
+        if name not in self.priors or msg["is_observed"] or is_subsample(msg):
             return
         if name not in self.swapped:
-            check_prior(name, self.priors[name], msg["fn"])
+            check_new_prior(name, self.priors[name], msg["fn"])
             self.swapped.add(name)
-        msg["fn"] = replaced(name, self.priors[name], msg["fn"])
+        msg["fn"] = replace_prior(name, self.priors[name], msg["fn"])
         msg["infer"] = {**msg["infer"], **SWAPPED}
 
     def check_required(self) -> None:
@@ -77,7 +78,7 @@ class UnderPriors(nn.Module):
     :meth:`priors` without running the model.
     """
 
-    def __init__(self, model: Callable[..., object]) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
@@ -101,7 +102,7 @@ class UnderPriors(nn.Module):
 class _Swapped(UnderPriors):
     """A model under new priors, which must all have found their site by the end of a run."""
 
-    def __init__(self, model: Callable[..., object], priors: Mapping[str, Distribution]) -> None:
+    def __init__(self, model: Model, priors: Mapping[str, Distribution]) -> None:
         super().__init__(model)
         self.messenger = SwapPriorMessenger(priors, required=priors)
 
@@ -109,7 +110,7 @@ class _Swapped(UnderPriors):
         return self.messenger
 
 
-def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Module:
+def swap_prior(model: Model, priors: Mapping[str, Any]) -> nn.Module:
     """Wrap a model so that some latent sites have other priors; everything else stays, including masks and scales.
 
     Wrap only the model: around a guide or a whole step of ``SVI`` the handler would replace the posterior. The result
@@ -158,9 +159,9 @@ def is_guide(model: object) -> bool:
     )
 
 
-def replaced(name: str, prior: Any, old: Any) -> Any:
+def replace_prior(name: str, prior: Any, old: Any) -> Any:
     """Return the new prior in the batch shape and under the mask of the old one."""
-    new = on_support(_expanded(name, prior, old), old.support)
+    new = on_support(_expand_to_site(name, prior, old), old.support)
     try:
         mask = mask_of(old)
     except ValueError as error:
@@ -170,9 +171,9 @@ def replaced(name: str, prior: Any, old: Any) -> Any:
     return new if mask is None else new.mask(mask)
 
 
-def _expanded(name: str, prior: Distribution, old: Distribution) -> Any:
+def _expand_to_site(name: str, prior: Distribution, old: Distribution) -> Any:
     try:
-        return expanded(prior, old.batch_shape)
+        return expand_copy(prior, old.batch_shape)
     except (RuntimeError, ValueError):
         raise ValueError(
             f"the new prior of site '{name}' has batch shape {tuple(prior.batch_shape)}, which does not expand to "
@@ -181,7 +182,7 @@ def _expanded(name: str, prior: Distribution, old: Distribution) -> Any:
 
 
 @torch.no_grad()
-def check_prior(name: str, prior: Any, old: Any) -> None:
+def check_new_prior(name: str, prior: Any, old: Any) -> None:
     """Raise a ValueError naming the site if samples show that a prior has another shape or support.
 
     Torch's random state stays as it is.
@@ -191,7 +192,7 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
             f"the new prior of site '{name}' has event shape {tuple(prior.event_shape)}, the site's is "
             f"{tuple(old.event_shape)}"
         )
-    distribution = _expanded(name, prior, old)
+    distribution = _expand_to_site(name, prior, old)
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(cuda):
         # Only on the CPU: a seed for all devices would initialize unused ones.

@@ -81,6 +81,15 @@ def test_deterministic_sites_are_told_from_observations():
     assert not compat.is_deterministic(nodes["y"])
 
 
+def test_the_rows_of_a_plate_are_told_from_other_sites():
+    def model():
+        with pyro.plate("data", 5, subsample_size=2):
+            pyro.sample("y", dist.Normal(0.0, 1.0))
+
+    nodes = pyro.poutine.trace(model).get_trace().nodes
+    assert [name for name in ("data", "y") if compat.is_subsample(nodes[name])] == ["data"]
+
+
 def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
     tree = Point(torch.ones(2), [None, {"b": 3, "a": torch.zeros(1)}])
     leaves = compat.tree_leaves(tree)
@@ -255,7 +264,7 @@ def test_pyros_losses_can_be_evaluated_without_a_look_at_a_value():
     guide = pyro.infer.autoguide.AutoNormal(model)
     guide()
     for loss in (pyro.infer.Trace_ELBO(), pyro.infer.TraceMeanField_ELBO()):
-        with CountHostReads() as without, compat.host_reads_removed(), pyro.validation_enabled(False):
+        with CountHostReads() as without, compat.remove_host_reads(), pyro.validation_enabled(False):
             loss.differentiable_loss(model, guide)
         with CountHostReads() as usual:
             loss.differentiable_loss(model, guide)
@@ -329,7 +338,7 @@ def test_capturing_is_said_while_a_graph_is_recorded_and_in_its_thread_alone():
 
 
 def test_other_functions_are_called_in_place_of_torchs():
-    with compat.Replaced({torch.Tensor.all: lambda tensor: "all"}):
+    with compat.ReplaceFunctions({torch.Tensor.all: lambda tensor: "all"}):
         assert torch.zeros(2).all() == "all"
         assert not torch.zeros(2).any()
     assert not torch.zeros(2).all()
@@ -353,14 +362,14 @@ def test_losses_that_enumerate_are_the_same_without_looks_at_a_value(probability
 
     loss = pyro.infer.TraceEnum_ELBO(max_plate_nesting=1)
     usual = evaluate()
-    with CountHostReads() as reads, compat.host_reads_removed(), pyro.validation_enabled(False):
+    with CountHostReads() as reads, compat.remove_host_reads(), pyro.validation_enabled(False):
         ours = evaluate()
     torch.testing.assert_close(ours, usual)
     assert reads.count == 0
 
 
 def test_a_scale_that_is_not_a_number_stays_one_among_the_scales_of_enumerated_sites():
-    with compat.host_reads_removed():
+    with compat.remove_host_reads():
         common = pyro.infer.traceenum_elbo._get_common_scale
         assert common([2.0, torch.tensor(2.0)]) == 2.0
         assert torch.isnan(common([2.0, torch.tensor(torch.nan), 2.0]))

@@ -14,9 +14,9 @@ from torch.distributions import TransformedDistribution, kl_divergence
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, PriorChain
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
-from pyro_radial.distributions.moments import center, moment_matched, moments
+from pyro_radial.distributions.moments import center, match_moments, moments
 from pyro_radial.distributions.storage import describe, rebuild
-from pyro_radial.distributions.wrappers import leaf, map_leaf, mask_of, pull_back, to_like, unmasked
+from pyro_radial.distributions.wrappers import leaf, map_leaf, mask_of, pull_back, remove_masks, to_like
 from pyro_radial.poutine import mean_only, swap_prior
 from tests.helpers.nestings import (
     EXP,
@@ -65,7 +65,7 @@ def test_a_leaf_is_no_wrapper_and_mapping_it_keeps_the_rest(base):
 
 def test_without_its_masks_it_is_the_nesting_without_them(base):
     for operations, wrapped, words in cases(base):
-        same(without_masks(operations, base), unmasked(wrapped), words)
+        same(without_masks(operations, base), remove_masks(wrapped), words)
 
 
 def test_the_mask_is_where_the_density_is_left_out(base):
@@ -132,9 +132,9 @@ def test_the_matched_normal_has_the_moments_or_is_refused_by_class(base):
     for _, wrapped, words in cases(base):
         if is_on_sphere(base.support):
             with pytest.raises(ValueError, match=type(base).__name__):
-                moment_matched(wrapped)
+                match_moments(wrapped)
             continue
-        normal = moment_matched(wrapped)
+        normal = match_moments(wrapped)
         assert (normal.batch_shape, normal.event_shape) == (wrapped.batch_shape, wrapped.event_shape), words
         transform = EXP if is_positive(wrapped.support) else None
         for ours, theirs in zip(moments(normal, transform), moments(wrapped, transform), strict=True):
@@ -168,7 +168,7 @@ def test_a_closed_kl_is_the_mean_of_the_difference_of_log_densities(name):
         p_base = dist.Normal(loc, scale, validate_args=False).to_event(q_base.event_dim)
         for (operations, wide_q, words), (_, wide_p, _) in zip(cases(q_base), cases(p_base), strict=True):
             # Masked alike, and on either side alone.
-            one_sided = [(wide_q, unmasked(wide_p)), (unmasked(wide_q), wide_p)] if "mask" in operations else []
+            one_sided = [(wide_q, remove_masks(wide_p)), (remove_masks(wide_q), wide_p)] if "mask" in operations else []
             for q, p in [(wide_q, wide_p), *one_sided]:
                 try:
                     kl = kl_divergence(q, p)
@@ -190,9 +190,9 @@ def test_every_nesting_is_a_prior_to_swap_and_the_new_one_takes_over_its_mask(ba
 
         if masks_inside_an_event(operations):
             with pytest.raises(ValueError, match="'w' masks single elements"):
-                swap_prior(model, {"w": unmasked(wrapped)})()
+                swap_prior(model, {"w": remove_masks(wrapped)})()
             continue
-        node = poutine.trace(swap_prior(model, {"w": unmasked(wrapped)})).get_trace().nodes["w"]
+        node = poutine.trace(swap_prior(model, {"w": remove_masks(wrapped)})).get_trace().nodes["w"]
         value = node["value"].clone()
         if not any(operation in ("exp", "affine") for operation in operations):
             torch.testing.assert_close(node["fn"].log_prob(value), wrapped.log_prob(value), msg=words)
@@ -221,7 +221,7 @@ def test_guides_start_at_every_nesting(base):
     types = [AutoRadialDirectional] if is_on_sphere(base.support) else [AutoRadial, AutoMeanField]
     for _, wrapped, words in cases(base):
         # A guide takes events; a batch without plates is no site of Pyro's.
-        wrapped = unmasked(wrapped).to_event(len(wrapped.batch_shape))
+        wrapped = remove_masks(wrapped).to_event(len(wrapped.batch_shape))
         transform = EXP if is_positive(wrapped.support) else None
         mean, _ = moments(wrapped, transform)
         for guide_type in types:

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.moments import moment_matched
+from pyro_radial.distributions.moments import match_moments
 from pyro_radial.distributions.wrappers import leaf
 
 LOC, SCALE = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]]), torch.tensor([[0.1, 1.0, 2.0], [0.3, 0.2, 1.0]])
@@ -25,7 +25,7 @@ REAL = {
 
 @pytest.mark.parametrize("distribution", REAL.values(), ids=REAL.keys())
 def test_a_real_distribution_keeps_shape_mean_and_variance(distribution):
-    normal = moment_matched(distribution)
+    normal = match_moments(distribution)
     assert type(leaf(normal)) is dist.Normal
     assert (normal.batch_shape, normal.event_shape) == (distribution.batch_shape, distribution.event_shape)
     torch.testing.assert_close(normal.mean, distribution.mean)
@@ -33,8 +33,8 @@ def test_a_real_distribution_keeps_shape_mean_and_variance(distribution):
 
 
 def test_the_standard_deviation_of_a_radial_is_its_scale_over_the_root_of_its_elements():
-    torch.testing.assert_close(moment_matched(REAL["radial"]).stddev, SCALE / 6**0.5)
-    torch.testing.assert_close(moment_matched(REAL["radial rows"]).stddev, SCALE / 3**0.5)
+    torch.testing.assert_close(match_moments(REAL["radial"]).stddev, SCALE / 6**0.5)
+    torch.testing.assert_close(match_moments(REAL["radial rows"]).stddev, SCALE / 3**0.5)
 
 
 def test_normals_and_log_normals_are_themselves():
@@ -43,7 +43,7 @@ def test_normals_and_log_normals_are_themselves():
         dist.LogNormal(LOC, SCALE).to_event(1),
         dist.LogNormal(0.0, 1.0),
     ):
-        assert moment_matched(distribution) is distribution
+        assert match_moments(distribution) is distribution
 
 
 def test_the_pushforward_of_a_distribution_becomes_that_of_its_normal():
@@ -52,7 +52,7 @@ def test_the_pushforward_of_a_distribution_becomes_that_of_its_normal():
         dist.TransformedDistribution(RadialNormal(LOC[0], SCALE[0]), transforms),
         dist.TransformedDistribution(dist.Laplace(LOC[0], SCALE[0]), transforms).to_event(1),
     ):
-        pushforward = moment_matched(distribution)
+        pushforward = match_moments(distribution)
         assert pushforward.event_shape == distribution.event_shape
         inner = leaf(pushforward)
         assert inner.transforms == transforms
@@ -63,7 +63,7 @@ def test_the_pushforward_of_a_distribution_becomes_that_of_its_normal():
 
 def test_no_other_factorized_normal_is_nearer():
     distribution = REAL["multivariate"]
-    best = moment_matched(distribution)
+    best = match_moments(distribution)
     least = kl_divergence(distribution, dense(best))
     for factor in (0.9, 1.1):
         for shift in (0.0, 0.05):
@@ -78,7 +78,7 @@ def dense(normal):
 def test_what_has_no_such_normal_is_refused():
     for distribution in (dist.Gamma(2.0, 1.0), dist.Dirichlet(torch.ones(3)), dist.Uniform(LOC, LOC + 1).to_event(1)):
         with pytest.raises(ValueError, match=f"{type(leaf(distribution)).__name__} cannot be matched by a normal"):
-            moment_matched(distribution)
+            match_moments(distribution)
     for distribution in (dist.Cauchy(0.0, 1.0), dist.StudentT(2.0, LOC, SCALE).to_event(2)):
         with pytest.raises(ValueError, match=f"{type(leaf(distribution)).__name__} has no finite mean and variance"):
-            moment_matched(distribution)
+            match_moments(distribution)

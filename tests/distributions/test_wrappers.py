@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.wrappers import expanded, leaf
+from pyro_radial.distributions.wrappers import expand_copy, leaf
 
 BASES = {"radial": RadialNormal(torch.zeros(3, 2), torch.ones(3, 2)), "normal": dist.Normal(torch.zeros(3), 1.0)}
 
@@ -55,12 +55,12 @@ EXPANDED = {
 @pytest.mark.parametrize("distribution", EXPANDED.values(), ids=EXPANDED.keys())
 def test_expanded_never_changes_the_distribution_that_it_is_given(distribution):
     before = structure(distribution)
-    larger, largest = expanded(distribution, [4, 3]), expanded(distribution, [5, 1, 3])
+    larger, largest = expand_copy(distribution, [4, 3]), expand_copy(distribution, [5, 1, 3])
     assert larger.batch_shape == torch.Size([4, 3])
     assert largest.batch_shape == torch.Size([5, 1, 3])
     assert larger.event_shape == distribution.event_shape
     assert larger.sample().shape == (4, 3, *distribution.event_shape)
-    expanded(larger, [2, 4, 3])
+    expand_copy(larger, [2, 4, 3])
     assert larger.batch_shape == torch.Size([4, 3])
     assert structure(distribution) == before
     assert distribution.sample().shape == distribution.shape()
@@ -76,5 +76,5 @@ def test_what_does_not_expand_is_an_error_and_changes_nothing():
     for distribution in EXPANDED.values():
         before = structure(distribution)
         with pytest.raises((RuntimeError, ValueError)):
-            expanded(distribution, [4])
+            expand_copy(distribution, [4])
         assert structure(distribution) == before

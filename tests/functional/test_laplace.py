@@ -134,7 +134,7 @@ def test_a_network_too_stiff_for_the_prior_is_named():
 
 def test_few_eigenvectors_are_the_leading_ones():
     _, (covariance,) = smooth().moments(POINTS)
-    values, vectors = laplace._leading(covariance, 4)
+    values, vectors = laplace._leading_eigenvectors(covariance, 4)
     exact, others = torch.linalg.eigh(covariance)
     torch.testing.assert_close(values.sort().values, exact[-4:])
     torch.testing.assert_close((vectors.T @ others[:, -4:]).square().sum(), torch.tensor(4.0).double())

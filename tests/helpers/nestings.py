@@ -11,7 +11,7 @@ from pyro.distributions import constraints
 from torch.distributions.transforms import AffineTransform, ExpTransform
 
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
-from pyro_radial.distributions.wrappers import expanded
+from pyro_radial.distributions.wrappers import expand_copy
 
 EXP, AFFINE = ExpTransform(), AffineTransform(0.5, 2.0)
 OPERATIONS = ("event", "expand", "mask", "exp", "affine")
@@ -28,7 +28,7 @@ def applied(operation, distribution):
     if operation == "event":
         return distribution.to_event(1) if distribution.batch_shape else None
     if operation == "expand":
-        return expanded(distribution, (2, *distribution.batch_shape))
+        return expand_copy(distribution, (2, *distribution.batch_shape))
     if operation == "mask":
         return distribution.mask(mask_for(distribution))
     if operation == "exp" and not is_real(distribution.support):

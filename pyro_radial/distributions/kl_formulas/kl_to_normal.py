@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.special import event_sum
+from pyro_radial.distributions.numerics import event_sum
 
 
 def kl_to_normal(
@@ -36,9 +36,9 @@ def kl_to_normal(
     return find(*_in_one_dtype(loc, scale, center, unit), event_dims, radius)
 
 
-def standardized(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+def standardize(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     """Return scale and mean in units of the other side's, in a dtype that holds their squares."""
-    return _standardized(*_in_one_dtype(loc, scale, center, unit))
+    return _standardize(*_in_one_dtype(loc, scale, center, unit))
 
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
@@ -46,9 +46,7 @@ def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
     return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
 
 
-def _standardized(
-    loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor
-) -> tuple[Tensor, Tensor]:
+def _standardize(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     return scale / unit, (loc - center) / unit
 
 
@@ -64,7 +62,7 @@ class _KLToNormal(torch.autograd.Function):
         event_dims: int,
         radius: int | None,
     ) -> Tensor:
-        ratio, shift = _standardized(loc, scale, center, unit)
+        ratio, shift = _standardize(loc, scale, center, unit)
         if radius is None:
             # The square of a ratio near one loses its digits unless one is subtracted at once.
             twice = torch.addcmul(
@@ -83,7 +81,7 @@ class _KLToNormal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         loc, scale, center, unit = ctx.saved_tensors
-        ratio, shift = _standardized(loc, scale, center, unit)
+        ratio, shift = _standardize(loc, scale, center, unit)
         grad = grad.reshape(grad.shape + (1,) * ctx.event_dims).to(ratio.dtype)
         factor = grad / unit
         by_loc = shift * factor
@@ -105,7 +103,7 @@ class _KLToNormal(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, *_: None) -> Tensor:
-        ratio, shift = _standardized(*ctx.saved_tensors)
+        ratio, shift = _standardize(*ctx.saved_tensors)
         by_ratio = ratio / (ctx.radius or 1) - ratio.reciprocal()
         change = (
             shift * (loc - center - shift * unit) + by_ratio * (scale - ratio * unit)

@@ -13,7 +13,7 @@ from pyro import settings
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial.distributions.special import accumulated, by_chunks
+from pyro_radial.distributions.numerics import by_chunks, to_accumulation_dtype
 
 # The number of directions, and the least number of draws for all elements: a small event is noisier, and cheap; in a
 # batch of small events the noise averages out. The noise is then below 1 % of max(KL, 100 nats) in every measured
@@ -27,7 +27,7 @@ _STREAM = 0x5851F42D
 # Up to this many weighted directions are added one by one.
 _FEW = 8
 # Terms of the expansion: the error is below 1e-13, and with fewer terms below 1e-8, less than a digit of float32.
-TERMS = 32
+ALL_TERMS = 32
 _FEW_TERMS = 20
 # Points at a time, so that each step of the recurrence stays in the processor's cache.
 _CHUNK = 2**15
@@ -75,7 +75,7 @@ def _(shape: list[int], seed: int, dtype: torch.dtype, device: torch.device) -> 
 def project(directions: Tensor, vector: Tensor) -> Tensor:
     """Return the inner product with each direction, ``[directions, *batch]``, in the accumulation dtype."""
     products = (directions @ vector.unsqueeze(-1)).squeeze(-1)
-    return accumulated(products.movedim(-1, 0).contiguous())
+    return to_accumulation_dtype(products.movedim(-1, 0).contiguous())
 
 
 def combine(weights: Tensor, directions: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def combine(weights: Tensor, directions: Tensor) -> Tensor:
 
 
 def log_distance(
-    a: Tensor, b: Tensor, c: Tensor, above: Tensor | None = None, terms: int = TERMS
+    a: Tensor, b: Tensor, c: Tensor, above: Tensor | None = None, terms: int = ALL_TERMS
 ) -> Tensor:
     r"""Return the mean log-distance from a point of the plane to a normal variable on a line.
 
@@ -103,7 +103,7 @@ def log_distance(
 
 
 def slopes_of_log_distance(
-    a: Tensor, b: Tensor, c: Tensor, terms: int = TERMS
+    a: Tensor, b: Tensor, c: Tensor, terms: int = ALL_TERMS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives of :func:`log_distance` in a, b and c, with the same arguments.
 
@@ -143,7 +143,7 @@ class _Expansion(NamedTuple):
     quotient: tuple[float, ...]  # its integral, minus the integral at Z = 1, over Z - 1
 
 
-def _expansion(terms: int) -> _Expansion:
+def _make_expansion(terms: int) -> _Expansion:
     width = math.sqrt(terms / math.sqrt(2.0))
     angles = np.arange(-2 * terms + 1, 2 * terms) * (math.pi / (2 * terms))
     points = width * np.tan(0.5 * angles)
@@ -156,15 +156,15 @@ def _expansion(terms: int) -> _Expansion:
     )
 
 
-_EXPANSIONS = {terms: _expansion(terms) for terms in (TERMS, _FEW_TERMS)}
+_EXPANSIONS = {terms: _make_expansion(terms) for terms in (ALL_TERMS, _FEW_TERMS)}
 
 
 def terms_for(dtype: torch.dtype) -> int:
     """Return how many terms of the expansion give all digits of a dtype."""
-    return TERMS if dtype == torch.float64 else _FEW_TERMS
+    return ALL_TERMS if dtype == torch.float64 else _FEW_TERMS
 
 
-def excess_log_square(offset: Tensor, width: Tensor, terms: int = TERMS) -> Tensor:
+def excess_log_square(offset: Tensor, width: Tensor, terms: int = ALL_TERMS) -> Tensor:
     r"""Return :math:`E \log((r + b)^2 + c^2)` for :math:`r \sim N(0, 1)`, minus its value at b = c = 0.
 
     The mean is :math:`2\,\mathrm{Re}\,E \log(z + r)` at z = b + ic. Its derivative in z is
@@ -178,7 +178,7 @@ def excess_log_square(offset: Tensor, width: Tensor, terms: int = TERMS) -> Tens
     return by_chunks(partial(_excess, expansion=_EXPANSIONS[terms]), (offset, width), _CHUNK)
 
 
-def slopes_of_log_square(offset: Tensor, width: Tensor, terms: int = TERMS) -> Tensor:
+def slopes_of_log_square(offset: Tensor, width: Tensor, terms: int = ALL_TERMS) -> Tensor:
     """Return the derivatives of :func:`excess_log_square` in b and c, ``[2, ...]``, with the same arguments."""
     return by_chunks(partial(_slope, expansion=_EXPANSIONS[terms]), (offset, width), _CHUNK)
 
@@ -187,7 +187,7 @@ def _excess(b: Tensor, c: Tensor, expansion: _Expansion) -> Tensor:
     wide = expansion.width
     x = b / math.sqrt(2.0)
     y = c / math.sqrt(2.0)
-    real, imag, square = _mapped(x, y, wide)
+    real, imag, square = _map_to_disk(x, y, wide)
     value_real, value_imag = _polynomial(expansion.quotient, real, imag)
     # Z - 1 is 2 i zeta / (L - i zeta), without a difference.
     up = y + wide
@@ -202,7 +202,7 @@ def _slope(b: Tensor, c: Tensor, expansion: _Expansion) -> Tensor:
     wide = expansion.width
     x = b / math.sqrt(2.0)
     y = c / math.sqrt(2.0)
-    real, imag, square = _mapped(x, y, wide)
+    real, imag, square = _map_to_disk(x, y, wide)
     value_real, value_imag = _polynomial(expansion.slopes, real, imag)
     # 1 / (L - i zeta) is h; w = h (2 h P + 1 / sqrt(pi)).
     h_real = (y + wide) / square
@@ -214,7 +214,7 @@ def _slope(b: Tensor, c: Tensor, expansion: _Expansion) -> Tensor:
     return math.sqrt(2.0 * math.pi) * torch.stack([w_imag, w_real])
 
 
-def _mapped(x: Tensor, y: Tensor, wide: float) -> tuple[Tensor, Tensor, Tensor]:
+def _map_to_disk(x: Tensor, y: Tensor, wide: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return Z as its real and imaginary part, and the squared absolute value of L - i zeta."""
     up = y + wide
     down = wide - y

@@ -18,7 +18,7 @@ from pyro_radial.distributions.kl_formulas.shared import (
     slopes_of_log_square,
     terms_for,
 )
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area, row_sum
+from pyro_radial.distributions.numerics import MEAN_LOG_HALF_NORMAL, log_sphere_area, row_sum
 
 # Below this the slopes of the controls stay constant in C: at zero they have a pole.
 _LEAST_C = 1e-24

@@ -23,7 +23,7 @@ from numpy.polynomial import polynomial as poly
 from torch import Tensor
 
 from pyro_radial._pyro.compat import constant_in_graphs
-from pyro_radial.distributions.special import by_chunks
+from pyro_radial.distributions.numerics import by_chunks
 
 # From this lambda on, 14 terms give A to a rounding of float64, and its second derivative to 3e-14.
 LEAST_LAMBDA = 20.0
@@ -248,7 +248,9 @@ def _kl_to_uniform(
     q = v.q
     t = v.t
     log_q = q.log1p()
-    top = plan.shifted_lam * (log_q + 2.0 * q * _excess(t, plan)) + _rest(q, log_q, t, plan)
+    top = plan.shifted_lam * (log_q + 2.0 * q * _relative_excess(t, plan)) + _rest(
+        q, log_q, t, plan
+    )
     if not plan.rungs:
         return top
     # Where A and the A of the dimension above are both near 1, their complements tell them apart.
@@ -317,15 +319,15 @@ def _upper_peak(v: UniformVariables, plan: BesselPlan) -> Tensor:
 
 def _upper_mean(v: UniformVariables, plan: BesselPlan) -> Tensor:
     """Return A at dimension m + 2n."""
-    return v.a0 * (1.0 + _excess(v.t, plan))
+    return v.a0 * (1.0 + _relative_excess(v.t, plan))
 
 
 def _upper_complement(v: UniformVariables, plan: BesselPlan) -> Tensor:
     """Return 1 - A at dimension m + 2n."""
-    return v.one_minus_a0 - v.a0 * _excess(v.t, plan)
+    return v.one_minus_a0 - v.a0 * _relative_excess(v.t, plan)
 
 
-def _excess(t: Tensor, plan: BesselPlan) -> Tensor:
+def _relative_excess(t: Tensor, plan: BesselPlan) -> Tensor:
     """Return F - 1, the relative difference of the mean cosine from its leading term."""
     return t.square() * _series(plan.ratio, t)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.special import accumulated, by_chunks
+from pyro_radial.distributions.numerics import by_chunks, to_accumulation_dtype
 from pyro_radial.distributions.vmf import bessel
 from pyro_radial.distributions.vmf.bessel import bessel_plan
 
@@ -85,7 +85,7 @@ def vmf_kl(
     \mu_p = \tfrac12 \|\mu_q - \mu_p\|^2`, best computed as that square.
     """
     tensors = (concentration_q, concentration_p, one_minus_cosine)
-    q, p, gap = torch.broadcast_tensors(*map(accumulated, tensors))
+    q, p, gap = torch.broadcast_tensors(*map(to_accumulation_dtype, tensors))
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return (p * gap * _Scalar.apply(q, dim, "mean") + _SameMeanKL.apply(q, p, dim)).to(dtype)
 
@@ -149,4 +149,4 @@ class _SameMeanKL(torch.autograd.Function):
 
 def _scalar(name: str, concentration: Tensor, dim: int) -> Tensor:
     # These are numbers of whole events, so float64 costs little.
-    return _Scalar.apply(accumulated(concentration), dim, name)
+    return _Scalar.apply(to_accumulation_dtype(concentration), dim, name)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 
 from pyro_radial._pyro.compat import constant_in_graphs
-from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.numerics import accumulation_dtype
 from pyro_radial.distributions.vmf.bessel import expansion_polynomials, uniform_variables
 from pyro_radial.distributions.vmf.functions import mean_cosine_gap
 
@@ -43,7 +43,7 @@ _SLACK = 1e-6
 
 def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Draw uniform unit vectors of this shape, in the dtype and on the device of ``like``."""
-    normal = _normal(shape, _widened(like))
+    normal = _normal(shape, _widen(like))
     return normal.mul_(_column(vecdot(normal, normal).rsqrt(), normal)).to(like.dtype)
 
 
@@ -59,7 +59,7 @@ def sample_direction(loc: Tensor, one_minus_cosine: Tensor) -> Tensor:
     The vector :math:`\mu + s e_1` is never shorter than :math:`\sqrt 2`; the :math:`\mu - e_1` of Davidson et al.
     (2018) vanishes at :math:`\mu = e_1`.
     """
-    return _Direction.apply(_widened(loc), one_minus_cosine).to(loc.dtype)
+    return _Direction.apply(_widen(loc), one_minus_cosine).to(loc.dtype)
 
 
 class _OneMinusCosine(torch.autograd.Function):
@@ -182,7 +182,7 @@ def _reflection(loc: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ones_like(first).copysign(first), first, 1.0 + first.abs()
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def _widen(tensor: Tensor) -> Tensor:
     """Convert to a dtype that holds a normal vector's squared length; float16 ends at 65,504 elements."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
@@ -224,7 +224,7 @@ def implicit_slope(concentration: Tensor, one_minus_cosine: Tensor, dim: int) ->
     lam = 0.5 * (dim - 1)
     shift = max(0, math.ceil(LEAST_SLOPE_LAMBDA - lam))
     top = dim + 2 * shift
-    slope = _expansion(concentration, one_minus_cosine, lam + shift)
+    slope = _slope_by_expansion(concentration, one_minus_cosine, lam + shift)
     gap = mean_cosine_gap(concentration, top + 2)
     for b in range(top, dim - 1, -2):
         # From kappa (1 - A), two dimensions above, to A and 1 - A without a difference.
@@ -241,7 +241,7 @@ def implicit_slope(concentration: Tensor, one_minus_cosine: Tensor, dim: int) ->
     return slope.clamp(least, most)
 
 
-def _expansion(concentration: Tensor, one_minus_cosine: Tensor, lam: float) -> Tensor:
+def _slope_by_expansion(concentration: Tensor, one_minus_cosine: Tensor, lam: float) -> Tensor:
     v = uniform_variables(concentration, lam)
     t = v.t
     s = 2.0 * t / ((1.0 + t) * (v.one_minus_a0 + v.a0 * (2.0 - one_minus_cosine)))

@@ -26,7 +26,7 @@ class DivergenceEstimate(NamedTuple):
 Divergence = Callable[[Tensor, Tensor, FunctionPrior], DivergenceEstimate]
 
 
-class Process(Protocol):
+class FunctionDistribution(Protocol):
     """A distribution of functions with known moments."""
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,6 +39,8 @@ class Process(Protocol):
 class ProcessDivergence:
     """Base class of divergences that take a process instead of draws: ``divergence(process, x, prior)``."""
 
-    def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
+    def __call__(
+        self, process: FunctionDistribution, x: Tensor, prior: FunctionPrior
+    ) -> DivergenceEstimate:
         """Return the divergence of the process from the prior at points ``[N, ...]``."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__(process, x, prior)")

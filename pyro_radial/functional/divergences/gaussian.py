@@ -13,13 +13,17 @@ from torch import Tensor
 from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_prior, check_values
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_function_values,
+    check_prior,
+)
 
 # A value that earlier ones determine up to this share of its variance is determined by them; the rest is rounding.
 DETERMINED = 1e-12
 
 
-class Moments(NamedTuple):
+class BlockMoments(NamedTuple):
     """Means ``[B, d]`` and covariances ``[B, d, d]`` of blocks of values, in float64."""
 
     mean: Tensor
@@ -74,14 +78,14 @@ class GaussianKL:
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """Return the divergence, as a surrogate and a value."""
-        check_values(f, x)
+        check_function_values(f, x)
         check_prior(prior)
         q = sampled_moments("f", f, self.factorize)
         p = moments_of_prior(prior, x, f.shape[-1], self.factorize, self.num_prior_samples)
         divergence = self._kl(q, p, len(x)).sum().to(f.dtype)
         return DivergenceEstimate(divergence, divergence.detach())
 
-    def _kl(self, q: Moments, p: Moments, num_points: int) -> Tensor:
+    def _kl(self, q: BlockMoments, p: BlockMoments, num_points: int) -> Tensor:
         """Return the divergence of each block."""
         if q.num_samples is not None and q.num_samples < q.dim + 1:
             raise ValueError(
@@ -133,14 +137,14 @@ class RegularizedKL(GaussianKL):
         super().__init__(factorize, num_prior_samples)
         self.gamma = positive_float("gamma", gamma)
 
-    def _kl(self, q: Moments, p: Moments, num_points: int) -> Tensor:
+    def _kl(self, q: BlockMoments, p: BlockMoments, num_points: int) -> Tensor:
         noise = self.gamma * num_points
         factor_q = torch.linalg.cholesky_ex(with_diagonal(q.covariance, noise)).L
         factor_p = torch.linalg.cholesky_ex(with_diagonal(p.covariance, noise)).L
         return normal_kl(q, factor_q, p, factor_p, noise)
 
 
-def sampled_moments(argument: str, f: Tensor, factorize: bool) -> Moments:
+def sampled_moments(argument: str, f: Tensor, factorize: bool) -> BlockMoments:
     """Return the moments of draws ``[S, N, O]``: a block of values for each output if factorized, else one block."""
     if len(f) < 2:
         raise ValueError(f"{argument} must be at least two draws, got {len(f)}")
@@ -148,19 +152,19 @@ def sampled_moments(argument: str, f: Tensor, factorize: bool) -> Moments:
     blocks = by_output if factorize else by_output.transpose(0, 1).flatten(1).unsqueeze(0)
     mean = blocks.mean(-2)
     centered = blocks - mean.unsqueeze(-2)
-    return Moments(mean, centered.mT @ centered / (len(f) - 1), len(f))
+    return BlockMoments(mean, centered.mT @ centered / (len(f) - 1), len(f))
 
 
-def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> Moments:
+def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> BlockMoments:
     """Moments ``[N, O]`` and ``[O, N, N]`` of independent outputs, in the same blocks."""
     if factorize:
-        return Moments(mean.mT, covariance, None)
-    return Moments(mean.mT.reshape(1, -1), torch.block_diag(*covariance).unsqueeze(0), None)
+        return BlockMoments(mean.mT, covariance, None)
+    return BlockMoments(mean.mT.reshape(1, -1), torch.block_diag(*covariance).unsqueeze(0), None)
 
 
 def moments_of_prior(
     prior: FunctionPrior, x: Tensor, num_outputs: int, factorize: bool, num_prior_samples: int
-) -> Moments:
+) -> BlockMoments:
     """Return the moments of a Gaussian prior, or of draws of another one."""
     try:
         return known_moments(*prior.moments(x, num_outputs), factorize)
@@ -170,7 +174,7 @@ def moments_of_prior(
         )
 
 
-def check_enough_of_prior(p: Moments) -> None:
+def check_enough_of_prior(p: BlockMoments) -> None:
     """Raise a ValueError for too few draws of a prior to correct their moments."""
     if p.num_samples is not None and p.num_samples < p.dim + 3:
         raise ValueError(
@@ -179,7 +183,7 @@ def check_enough_of_prior(p: Moments) -> None:
 
 
 def normal_kl(
-    q: Moments, factor_q: Tensor, p: Moments, factor_p: Tensor, noise: float = 0.0
+    q: BlockMoments, factor_q: Tensor, p: BlockMoments, factor_p: Tensor, noise: float = 0.0
 ) -> Tensor:
     """Return the KL divergence of each block, ``[B]``, corrected for sampled moments.
 
@@ -228,7 +232,7 @@ def _unbiased_inverse(inverse: Tensor, covariance: Tensor, num_samples: int) -> 
     return inverse - (share @ share + trace * share) @ inverse / (num_samples - 1)
 
 
-def _trace_of_product(matrix: Tensor, moments: Moments) -> Tensor:
+def _trace_of_product(matrix: Tensor, moments: BlockMoments) -> Tensor:
     return (matrix * moments.covariance).sum((-2, -1))
 
 

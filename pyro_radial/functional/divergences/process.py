@@ -8,7 +8,7 @@ from torch import Tensor
 from pyro_radial._pyro.checks import non_negative_float, positive_count
 from pyro_radial.functional.divergences.estimate import (
     DivergenceEstimate,
-    Process,
+    FunctionDistribution,
     ProcessDivergence,
 )
 from pyro_radial.functional.divergences.gaussian import (
@@ -65,7 +65,9 @@ class LinearizedKL(ProcessDivergence):
         self.gamma = non_negative_float("gamma", gamma)
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
-    def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
+    def __call__(
+        self, process: FunctionDistribution, x: Tensor, prior: FunctionPrior
+    ) -> DivergenceEstimate:
         """Return the divergence, as a surrogate and a value in the dtype of the points."""
         check_points(x)
         check_prior(prior)

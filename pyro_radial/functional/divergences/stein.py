@@ -10,7 +10,11 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_prior, check_values
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_function_values,
+    check_prior,
+)
 from pyro_radial.functional.scores import ScoreEstimator, SteinScore
 
 
@@ -54,7 +58,7 @@ class SteinKL:
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """Return the surrogate; the value is None."""
-        check_values(f, x)
+        check_function_values(f, x)
         check_prior(prior)
         values = f.detach().double()
         with torch.no_grad():

@@ -4,7 +4,6 @@
 """The base class of priors on functions, the prior that is only a sampler, and checks of points and values."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from pyro.infer.util import is_validation_enabled
@@ -85,7 +84,7 @@ class FunctionPrior(nn.Module):
 
         :raises NotImplementedError: for a prior without a known density.
         """
-        check_values(f, x)
+        check_function_values(f, x)
         return gaussian_score(f, *self.moments(x, f.shape[-1]), jitter=self.jitter)
 
     def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ class FunctionPrior(nn.Module):
 
         :raises NotImplementedError: for a prior without a known density.
         """
-        check_values(f, x)
+        check_function_values(f, x)
         return gaussian_log_prob(f, *self.moments(x, f.shape[-1]), jitter=self.jitter)
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
@@ -143,7 +142,7 @@ def check_points(x: Tensor, argument: str = "x") -> None:
     check_finite(argument, x)
 
 
-def check_values(f: Tensor, x: Tensor) -> None:
+def check_function_values(f: Tensor, x: Tensor) -> None:
     """Raise a ValueError unless f holds function values ``[S, N, O]`` at points x."""
     check_points(x)
     check_floating("f", f)
@@ -168,7 +167,9 @@ def check_prior(prior: FunctionPrior) -> None:
         )
 
 
-def moments_of(prior: FunctionPrior, points: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+def require_moments(
+    prior: FunctionPrior, points: Tensor, num_outputs: int
+) -> tuple[Tensor, Tensor]:
     """Return the moments of a prior, or raise a ValueError for one without."""
     try:
         return prior.moments(points, num_outputs)
@@ -188,7 +189,7 @@ def check_targets(y: Tensor, x: Tensor) -> Tensor:
     return y.double().reshape(len(y), -1)
 
 
-def joined_points(x: Tensor, at: Tensor) -> Tensor:
+def join_points(x: Tensor, at: Tensor) -> Tensor:
     """Return the points of observations and those to predict at in one tensor, or raise a ValueError."""
     check_points(at, "at")
     if at.shape[1:] != x.shape[1:]:
@@ -198,5 +199,5 @@ def joined_points(x: Tensor, at: Tensor) -> Tensor:
     return torch.cat([x, at.to(x)])
 
 
-def _kind(value: object) -> Any:
+def _kind(value: object) -> object:
     return value.dtype if isinstance(value, Tensor) else kind_of(value)

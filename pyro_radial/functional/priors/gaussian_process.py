@@ -32,7 +32,7 @@ from pyro_radial.functional.priors.function_prior import (
     FunctionPrior,
     check_points,
     check_targets,
-    joined_points,
+    join_points,
 )
 
 #: A loss that no line search accepts, in nats per datum.
@@ -89,7 +89,7 @@ class GaussianProcess(FunctionPrior):
             raise ValueError("kernel must be a kernel or a list of kernels, got an empty list")
         self._kernels = nn.ModuleList([_Covariance(k) for k in kernels])
         if callable(mean):
-            self.mean = _own_copy(mean)
+            self.mean = _copy_in_double(mean)
         else:
             number = 0.0 if mean is None else mean
             what = "a finite number or a function of points"
@@ -156,7 +156,7 @@ class GaussianProcess(FunctionPrior):
             True
         """
         y = check_targets(y, x)
-        mean, covariance = self._prior_moments(joined_points(x, at), y.shape[-1])
+        mean, covariance = self._prior_moments(join_points(x, at), y.shape[-1])
         return gaussian_condition(mean, covariance, y, self.observation_noise.square(), self.jitter)
 
     def fit(
@@ -266,7 +266,7 @@ class _Covariance(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
         check_types(Callable, kernel=function)
-        self.function = _own_copy(function)
+        self.function = _copy_in_double(function)
 
     def forward(self, points: Tensor) -> Tensor:
         """Return covariances ``[N, N]`` in float64 of points ``[N, D]``."""
@@ -312,7 +312,7 @@ class _OwnParameters(nullcontext[None]):
     used = False
 
 
-def _own_copy(function: object) -> Any:
+def _copy_in_double(function: object) -> Any:
     """Return a copy in float64 of a module, or the function itself."""
     if not isinstance(function, nn.Module):
         return function

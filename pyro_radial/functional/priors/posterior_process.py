@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from pyro_radial._pyro.checks import check_types, non_negative_float
+from pyro_radial._pyro.types import Model
 from pyro_radial.functional.gaussian import gaussian_condition
 from pyro_radial.functional.priors.function_prior import (
     FunctionPrior,
     check_points,
     check_targets,
-    joined_points,
+    join_points,
 )
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import (
@@ -27,7 +28,7 @@ from pyro_radial.nn.linearized.linearization import (
     Structure,
     undisturbed,
 )
-from pyro_radial.nn.linearized.site_moments import Moments, site_moments, sites_of_network
+from pyro_radial.nn.linearized.site_moments import SiteMoments, site_moments, sites_of_network
 from pyro_radial.poutine.swap_prior import is_guide
 
 
@@ -71,9 +72,7 @@ class PosteriorProcess(FunctionPrior):
         (torch.Size([7, 2]), torch.Size([7, 2]), torch.Size([2, 7, 7]))
     """
 
-    def __init__(
-        self, model: Callable[..., Any], posterior: Any, function_site: str = FUNCTION_SITE
-    ) -> None:
+    def __init__(self, model: Model, posterior: Any, function_site: str = FUNCTION_SITE) -> None:
         super().__init__()
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model and no guide, got {type(model).__name__}")
@@ -142,7 +141,7 @@ class PosteriorProcess(FunctionPrior):
         """
         noise = non_negative_float("observation_noise", observation_noise)
         y = check_targets(y, x)
-        mean, covariance = self.moments(joined_points(x, at), y.shape[-1])
+        mean, covariance = self.moments(join_points(x, at), y.shape[-1])
         return gaussian_condition(mean, covariance, y, y.new_tensor(noise).square())
 
     def extra_repr(self) -> str:
@@ -177,7 +176,7 @@ def _buffers(tensors: list[Tensor]) -> nn.Module:
 
 
 @torch.no_grad()
-def _joint_moments(posterior: object, needed: Mapping[str, torch.Size]) -> Moments:
+def _joint_moments(posterior: object, needed: Mapping[str, torch.Size]) -> SiteMoments:
     """Return the moments of one normal distribution of all elements of the sites, in their order."""
     if not isinstance(posterior, MultivariateNormal):
         raise ValueError(

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from pyro_radial._pyro.checks import check_number, check_types, optional, positive_float
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.moments import moments
-from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.numerics import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.base import LocScaleSite
 from pyro_radial.infer.elbo import TermsELBO, num_data_of

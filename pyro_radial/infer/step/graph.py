@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.compat import (
-    Replaced,
+    ReplaceFunctions,
     is_capturing,
     record_graph,
     tree_flatten,
@@ -141,7 +141,7 @@ def record(
         functions[function_to_host] = partial(reads.copied, function_to_host)
     for constructor in CONSTRUCTORS:
         functions[constructor] = partial(reads.constructed, constructor)
-    copies = Replaced(functions)
+    copies = ReplaceFunctions(functions)
     with pyro.validation_enabled(False), reads, copies:
         module = record_graph(tensors_alone, inputs)
     constants = _lift_constants(module)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributions.constraints import integer_interval, real
 
 from pyro_radial._pyro.compat import (
-    Replaced,
-    host_reads_removed,
+    ReplaceFunctions,
+    remove_host_reads,
     stored_parameters,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
@@ -88,7 +88,7 @@ class Inputs(Messenger):
         support = checked_support(msg)
         if support is not None and msg["name"] in self.checked:
             # The remainder in checks of counts takes half as long as their likelihood.
-            with Replaced({Tensor.remainder: lambda number, _: number - number.floor()}):
+            with ReplaceFunctions({Tensor.remainder: lambda number, _: number - number.floor()}):
                 allowed = support.check(value)
             msg["scale"] = torch.where(allowed.all(), msg["scale"], math.nan)
             # The number of a class must not leave a table.
@@ -444,7 +444,7 @@ def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor
     return [(stored if name in stored else call.also, name) for name in names]
 
 
-def one_hot_compared() -> Replaced:
+def one_hot_compared() -> ReplaceFunctions:
     """Let ``one_hot`` compare with all classes, where torch reads the least and the largest class."""
 
     def one_hot(classes: Tensor, num_classes: int = -1) -> Tensor:
@@ -453,7 +453,7 @@ def one_hot_compared() -> Replaced:
             return nn.functional.one_hot(classes, num_classes)
         return (classes[..., None] == torch.arange(num_classes, device=classes.device)).long()
 
-    return Replaced({nn.functional.one_hot: one_hot})
+    return ReplaceFunctions({nn.functional.one_hot: one_hot})
 
 
 @contextmanager
@@ -533,7 +533,7 @@ def _recorded(
     arguments = [leaves[position].detach() for position in tensor_positions]
     numbers = [torch.ones((), device=device), *given, *in_state]
     try:
-        with host_reads_removed(), one_hot_compared():
+        with remove_host_reads(), one_hot_compared():
             graph = record(run, numbers, arguments, before.tensors, program.changed)
         _check_named(graph, reached, trained, before)
     except Exception as error:

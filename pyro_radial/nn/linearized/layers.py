@@ -41,7 +41,7 @@ def linear_layers(
 
     Each layer must be called once, with a vector or an image for each input.
     """
-    layers = _owners(function.model, names)
+    layers = _find_layers(function.model, names)
     if layers is None:
         return None
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
@@ -84,7 +84,7 @@ def layerwise_terms(
     shifts = {layer.place: like.new_zeros(len(x), *layer.shape) for layer in layers}
     modules = _modules(function, layers)
 
-    def shifted(shifts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def run_shifted(shifts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         inputs: dict[str, Tensor] = {}
 
         def add(place: str, a: Tensor, output: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def layerwise_terms(
         with hooked(modules, add):
             return function(mean, x), inputs
 
-    values, pull, inputs = vjp(shifted, shifts, has_aux=True)  # type: ignore[misc]
+    values, pull, inputs = vjp(run_shifted, shifts, has_aux=True)  # type: ignore[misc]
     # Rows are independent, so one pass gives the gradients of an output in all of them.
     eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
     (deltas,) = vmap(pull, out_dims=1)(eye.unsqueeze(1).expand(-1, len(x), -1))
@@ -134,7 +134,7 @@ def num_chunks(
     return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
 
 
-def _owners(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
+def _find_layers(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
     """Return the layers that own these sites, or None if other modules own some of them."""
     networks = modules_of(BayesianModule, model)
     if len(networks) != 1 or networks[0].batching != "vmap" or not networks[0].has_plain_sites:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial._pyro.types import Message, Model
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS, loop
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
@@ -127,7 +128,7 @@ class Linearization:
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Model,
         mean: Mapping[str, Tensor],
         blocks: Sequence[CovarianceBlock],
         function_site: str = FUNCTION_SITE,
@@ -136,6 +137,7 @@ class Linearization:
         self.function = SiteFunction(model, function_site)
         self.mean = dict(mean)
         self.blocks = tuple(blocks)
+        self._networks = modules_of(BayesianModule, model)
         self._structures = {} if structures is None else structures
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,8 +168,8 @@ class Linearization:
         structure = self.structure(x)
         mean, jacobian = self._whole_jacobian(x, structure.num_outputs)
         total: Any = 0.0
-        for block in _merged(self._blocks_of(structure.sites)):
-            total = total + block.between(_joined(jacobian, block.sites).transpose(0, 1))
+        for block in _merge_diagonal(self._blocks_of(structure.sites)):
+            total = total + block.between(_join_sites(jacobian, block.sites).transpose(0, 1))
         return mean.double(), total
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,11 +178,11 @@ class Linearization:
         :raises ValueError: as :meth:`marginals`.
         """
         mean, jacobian = self._whole_jacobian(x, self.structure(x).num_outputs)
-        return mean, _joined(jacobian, self.mean)
+        return mean, _join_sites(jacobian, self.mean)
 
     def structure(self, x: Tensor) -> Structure:
         """Return what the function depends on, found once for each head in use."""
-        key = (x.shape[1:], *(network.sites_in_use for network in self._networks()))
+        key = (x.shape[1:], *(network.sites_in_use for network in self._networks))
         if key not in self._structures:
             given, others = self.function.dependence(self.mean, x[:1])
             if others:
@@ -221,11 +223,8 @@ class Linearization:
             blocks = self._blocks_of(structure.sites)
             for mean, jacobian in self._jacobians(x, structure.num_outputs):
                 means.append(mean)
-                sums.append(sum(of_block(_joined(jacobian, b.sites), b) for b in blocks))
+                sums.append(sum(of_block(_join_sites(jacobian, b.sites), b) for b in blocks))
         return torch.cat(means), torch.cat(sums)
-
-    def _networks(self) -> list[BayesianModule]:
-        return modules_of(BayesianModule, self.function.model)
 
     def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
         return [block for block in self.blocks if set(sites) & set(block.sites)]
@@ -240,10 +239,10 @@ class Linearization:
     def _jacobians(self, x: Tensor, num_outputs: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yield values ``[n, O]`` of chunks of rows, and Jacobians by site, ``[n, O, P]``, zero if unused."""
         size = num_outputs * sum(mean.numel() for mean in self.mean.values())
-        batched = all(network.batching == "vmap" for network in self._networks())
-        each: Callable[..., Any] = partial(vmap, randomness="different") if batched else _looped
+        batched = all(network.batching == "vmap" for network in self._networks)
+        each: Callable[..., Any] = partial(vmap, randomness="different") if batched else _loop_over
 
-        def of_row(row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def differentiate_row(row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             def values(mean: dict[str, Tensor]) -> Tensor:
                 return self.function(mean, row.unsqueeze(0)).squeeze(0)
 
@@ -257,7 +256,7 @@ class Linearization:
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
             with _differentiable():
-                chunk = each(of_row)(rows)
+                chunk = each(differentiate_row)(rows)
             yield chunk
 
 
@@ -271,13 +270,13 @@ def undisturbed() -> Iterator[None]:
 class _FixedParameters(Messenger):
     """Gives parameters their values without gradient, and keeps those of modules out of Pyro's store."""
 
-    def _pyro_param(self, msg: Any) -> None:
+    def _pyro_param(self, msg: Message) -> None:
         initial = msg["args"][1] if len(msg["args"]) > 1 else None
         if isinstance(initial, nn.Parameter):
             msg["value"] = initial
             msg["done"] = True
 
-    def _pyro_post_param(self, msg: Any) -> None:
+    def _pyro_post_param(self, msg: Message) -> None:
         msg["value"] = msg["value"].detach()
 
 
@@ -296,7 +295,7 @@ def _differentiable() -> Iterator[None]:
         ) from error
 
 
-def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
+def _merge_diagonal(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     """Return the same blocks, with one block instead of all diagonal ones: one product instead of many."""
     diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
@@ -307,11 +306,11 @@ def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     return [CovarianceBlock(tuple(sites), variance), *others]
 
 
-def _looped(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+def _loop_over(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     """Return the function of all rows as ``vmap`` does, for networks that vmap cannot batch."""
     return lambda rows: loop(lambda draw: function(draw["row"]), {"row": rows})
 
 
-def _joined(jacobian: Mapping[str, Tensor], sites: Iterable[str]) -> Tensor:
+def _join_sites(jacobian: Mapping[str, Tensor], sites: Iterable[str]) -> Tensor:
     """Return the Jacobian in some sites, one after another, ``[n, O, P]``."""
     return torch.cat([jacobian[site] for site in sites], -1)

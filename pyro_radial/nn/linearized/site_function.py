@@ -3,15 +3,16 @@
 
 """The function of a model, as a function of the values of its sites and of inputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyro
 import torch
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_radial._pyro.compat import is_subsample
+from pyro_radial._pyro.types import Message, Model
 from pyro_radial.distributions.moments import center
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.supervised import find_network
@@ -26,7 +27,7 @@ class SiteFunction:
     :param str function_site: the deterministic site where the model records the function's values.
     """
 
-    def __init__(self, model: Callable[..., Any], function_site: str = FUNCTION_SITE) -> None:
+    def __init__(self, model: Model, function_site: str = FUNCTION_SITE) -> None:
         self.model = model
         self.function_site = function_site
         network = find_network(model)
@@ -106,8 +107,8 @@ class _GivenValues(Messenger):
         self.others: dict[str, Tensor] = {}
         self.output: Any = None
 
-    def _pyro_sample(self, msg: Any) -> None:
-        if site_is_subsample(msg):
+    def _pyro_sample(self, msg: Message) -> None:
+        if is_subsample(msg):
             return
         name = msg["name"]
         msg["stop"] = True

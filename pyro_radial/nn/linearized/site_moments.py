@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal
 
-from pyro_radial.distributions.wrappers import leaf, unmasked
+from pyro_radial.distributions.wrappers import leaf, remove_masks
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
 
-Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
+SiteMoments = tuple[dict[str, Tensor], list[CovarianceBlock]]
 
 
 def sites_of_network(model: object) -> dict[str, torch.Size]:
@@ -27,9 +27,9 @@ def sites_of_network(model: object) -> dict[str, torch.Size]:
     return shapes
 
 
-def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] | None:
+def moments_of_site(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] | None:
     """Return the mean and the covariance of a site without reading their values, or None if one is unknown."""
-    distribution = unmasked(distribution)
+    distribution = remove_masks(distribution)
     try:
         mean: Tensor = distribution.mean
         normal = leaf(distribution)
@@ -47,36 +47,42 @@ def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] |
 
 
 @torch.no_grad()
-def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size]) -> Moments:
+def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size]) -> SiteMoments:
     """Return the moments of all sites that have them; those needed must, of the given shapes, and not all be points."""
-    found = {name: moments_of(name, distribution) for name, distribution in posterior.items()}
-    known = {name: moments for name, moments in found.items() if moments is not None}
+    mean: dict[str, Tensor] = {}
+    marginals: dict[str, CovarianceBlock] = {}
+    for name, distribution in posterior.items():
+        moments = moments_of_site(name, distribution)
+        if moments is not None:
+            mean[name], marginals[name] = moments
     for name, shape in needed.items():
-        if name not in known:
+        if name not in mean:
             got = "none" if name not in posterior else type(leaf(posterior[name])).__name__
             raise ValueError(
                 f"posterior must have a mean and a variance at site '{name}', got {got}"
             )
-        if known[name][0].shape != shape:
+        if mean[name].shape != shape:
             raise ValueError(
-                f"posterior must have shape {tuple(shape)} at site '{name}', got {tuple(known[name][0].shape)}"
+                f"posterior must have shape {tuple(shape)} at site '{name}', got {tuple(mean[name].shape)}"
             )
-    for name, (mean, block) in known.items():
-        if not bool(mean.isfinite().all() & block.covariance.isfinite().all()):
+    for name, block in marginals.items():
+        if not bool(mean[name].isfinite().all() & block.covariance.isfinite().all()):
             raise ValueError(
                 f"posterior must have a finite mean and variance at site '{name}', got NaN or infinity"
             )
-    blocks = [block for _, block in known.values()]
-    # AutoCorrelated gives its sites their joint covariance; a part without the others has its marginal.
-    joint_parts = [part.joint for part in posterior.values() if hasattr(part, "joint")]
-    joints = {joint.sites: joint for joint in joint_parts}
-    for sites, joint in joints.items():
-        if known.keys() >= set(sites):
-            blocks = [block for block in blocks if block.sites[0] not in sites]
-            blocks.append(joint)
+    joints: list[CovarianceBlock] = []
+    for distribution in posterior.values():
+        # AutoCorrelated gives all its sites one joint covariance, which takes the place of their marginals. If some of
+        # these sites are missing, the others keep their marginals.
+        joint = getattr(distribution, "joint", None)
+        if joint is not None and marginals.keys() >= set(joint.sites):
+            joints.append(joint)
+            for site in joint.sites:
+                del marginals[site]
+    blocks = [*marginals.values(), *joints]
     if not any(bool((block.covariance != 0).any()) for block in blocks):
         raise ValueError(
-            f"posterior must have variances, got {'a point' if known else 'none'} at {sorted(posterior)}: its "
+            f"posterior must have variances, got {'a point' if mean else 'none'} at {sorted(posterior)}: its "
             "functions are one function; use a guide such as AutoRadial or AutoMeanField"
         )
-    return {name: mean for name, (mean, _) in known.items()}, blocks
+    return mean, blocks

@@ -16,6 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import is_differentiated, tree_leaves, tree_map_only
+from pyro_radial._pyro.types import Message
 from pyro_radial.nn.functional_net import BATCH_NORMS, Arguments, split_draws, unchanged_on_error
 from pyro_radial.nn.local.unit_noise import (
     ASKS,
@@ -50,7 +51,7 @@ class LocalLayers:
         self._found: dict[str, str] = {}
         self._said: set[str] = set()
         self._has_looked = False
-        self._reasons = _reasons(skeleton)
+        self._reasons = _find_reasons(skeleton)
 
     def output(
         self,
@@ -233,7 +234,7 @@ class _Elsewhere(Tensor):
         raise _NotLocalError(layer, "it is used outside of its layer")
 
 
-def _reasons(skeleton: nn.Module) -> dict[str, str]:
+def _find_reasons(skeleton: nn.Module) -> dict[str, str]:
     """Return the sites whose parameters must always be drawn, and why."""
     names: dict[int, list[str]] = {}
     for name, parameter in skeleton.named_parameters(remove_duplicate=False):
@@ -294,6 +295,38 @@ def _split_noise(
     return split_draws(tensors, tensor_shapes)
 
 
+class ParameterSites(Messenger):
+    """Marks the sites of a network's parameters, and collects noise and shapes of those that a guide left undrawn."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._values: dict[str, Tensor] = {}
+        self.noises: dict[str, UnitNoise] = {}
+        self.shapes: dict[str, torch.Size] = {}
+
+    def _pyro_sample(self, msg: Message) -> None:
+        if msg["name"] in self._names:
+            msg["infer"] = {**msg["infer"], PARAMETER: True}
+
+    def _pyro_post_sample(self, msg: Message) -> None:
+        name = msg["name"]
+        noise = msg["infer"].get(NOISE)
+        if noise is not None and name in self._names:
+            self.noises[name] = noise
+            self.shapes[name] = msg["fn"].shape()
+            self._values[name] = msg["value"]
+
+    def check(self, values: dict[str, Tensor]) -> None:
+        """Raise a ValueError naming an undrawn site from which the prior computes a parameter."""
+        for name, value in self._values.items():
+            if values[name] is not value:
+                raise ValueError(
+                    f"local_reparameterization: prior must return the value of site {name!r} as it is, "
+                    "got one that is computed from it, which needs a draw"
+                )
+
+
 class AskForLocalReparameterization(Messenger):
     """Asks guides for local reparameterization in calls of a model with targets.
 
@@ -306,12 +339,12 @@ class AskForLocalReparameterization(Messenger):
         self._now = now
         self._asked: set[str] = set()
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         if msg["infer"].get(PARAMETER):
             msg["infer"] = {**msg["infer"], ASKS: self._asks}
             self._asked.add(msg["name"])
 
-    def _pyro_post_sample(self, msg: Any) -> None:
+    def _pyro_post_sample(self, msg: Message) -> None:
         # A guide's site brings its own ``infer``; without a guide the model's is still there.
         infer = msg["infer"]
         if self._now and msg["name"] in self._asked and ASKS not in infer and NOISE not in infer:

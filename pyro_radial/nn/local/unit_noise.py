@@ -14,8 +14,8 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from pyro_radial._pyro.compat import standard_gamma
+from pyro_radial.distributions.numerics import accumulation_dtype
 from pyro_radial.distributions.radial_normal import RadialNormal
-from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.wrappers import leaf
 
 # Entries of a site's ``infer`` dict. In the model: that the site's value is a parameter of a network, used for nothing
@@ -27,7 +27,7 @@ OFFER = "local_reparameterization"
 NOISE = "undrawn_noise"
 
 # Smaller squared norms and variances are rounding errors, and their roots have no useful derivative.
-TINY = torch.finfo(torch.float32).tiny
+LEAST_SQUARE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class UnitNoise:
         norm = torch.linalg.vector_norm(
             noise, dim=dims, keepdim=True, dtype=accumulation_dtype(noise)
         )
-        return noise / norm.clamp_min(TINY).to(noise.dtype)
+        return noise / norm.clamp_min(LEAST_SQUARE).to(noise.dtype)
 
     def of_outputs(self, stddev: Tensor) -> Tensor:
         r"""Draw what the noise of a matrix ``[out, in]`` adds to the outputs of a linear layer.
@@ -112,7 +112,7 @@ def _coordinates(like: Tensor, dimensions: int) -> Tensor:
     if dimensions > z.shape[-1]:
         shape = torch.full_like(squared_norm, 0.5 * (dimensions - z.shape[-1]))
         squared_norm = squared_norm + 2.0 * standard_gamma(shape)
-    return z * squared_norm.clamp_min(TINY).rsqrt()
+    return z * squared_norm.clamp_min(LEAST_SQUARE).rsqrt()
 
 
 def _coordinate(like: Tensor, dimensions: int) -> Tensor:
@@ -124,7 +124,7 @@ def _coordinate(like: Tensor, dimensions: int) -> Tensor:
     a, b = torch.randn((2, *like.shape), dtype=like.dtype, device=like.device).unbind()
     if dimensions == 1:
         return torch.where(a < 0, -1.0, 1.0).to(a.dtype)
-    squared = (a.square() + b.square()).clamp_min(TINY)
+    squared = (a.square() + b.square()).clamp_min(LEAST_SQUARE)
     if dimensions == 2:
         return a * squared.rsqrt()
     return a * (-torch.expm1(squared / (2 - dimensions)) / squared).sqrt()
@@ -194,7 +194,7 @@ def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tenso
         squares = None if bias_scale is None else bias_scale.to(wide).square()
         variance = F.linear(x.to(wide).square(), scale.to(wide).square(), squares)
     # The root has no derivative at zero; clamped values have a gradient of zero.
-    return variance.clamp_min(TINY).sqrt()
+    return variance.clamp_min(LEAST_SQUARE).sqrt()
 
 
 def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
@@ -239,5 +239,4 @@ def _apply(layer: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) ->
         return F.linear(x, weight, bias)
     bare = copy.copy(layer)
     bare._parameters = {"weight": weight, "bias": bias}
-    output: Tensor = type(layer).forward(bare, x)
-    return output
+    return type(layer).forward(bare, x)

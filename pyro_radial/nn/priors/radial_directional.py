@@ -192,7 +192,7 @@ class RadialDirectionalPrior:
         sides = SIDES[grouping]
         made: list[_Site] = []
         global_radius = parameter.new_ones(())
-        for side, part in zip(sides, _split(parameter, len(sides)), strict=True):
+        for side, part in zip(sides, _split_product(parameter, len(sides)), strict=True):
             groups = part if side == "row" else part.transpose(0, 1)
             norm, first = _polar(groups.flatten(1))
             typical = norm.log().mean().exp()
@@ -239,7 +239,7 @@ def _factors(names: RadiusSites, scale: float, first: Tensor) -> list[_Site]:
     ]
 
 
-def _split(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
+def _split_product(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
     """Return tensors whose product, element by element, is the parameter, in equal shares."""
     if number == 1:
         return (parameter,)

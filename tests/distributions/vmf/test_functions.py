@@ -14,7 +14,7 @@ from mpmath import MPContext
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
-from pyro_radial.distributions.special import log_sphere_area
+from pyro_radial.distributions.numerics import log_sphere_area
 from pyro_radial.distributions.vmf import bessel
 from pyro_radial.distributions.vmf.bessel import bessel_plan
 from pyro_radial.distributions.vmf.functions import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.nn.linearized.site_moments import moments_of, site_moments
+from pyro_radial.nn.linearized.site_moments import moments_of_site, site_moments
 
 LOC, SCALE = torch.randn(2, 3), 0.5 + torch.rand(2, 3)
 
@@ -25,7 +25,7 @@ LOC, SCALE = torch.randn(2, 3), 0.5 + torch.rand(2, 3)
     ],
 )
 def test_variances_are_those_of_the_elements(distribution, variance):
-    mean, block = moments_of("w", distribution)
+    mean, block = moments_of_site("w", distribution)
     torch.testing.assert_close(mean, LOC)
     torch.testing.assert_close(block.covariance, variance)
     assert block.sites == ("w",)
@@ -36,7 +36,7 @@ def test_variances_are_those_of_the_elements(distribution, variance):
 def test_a_full_covariance_is_kept_for_each_of_a_batch(wrap):
     root = torch.randn(3, 3)
     covariance = root @ root.mT + torch.eye(3)
-    mean, block = moments_of("w", wrap(dist.MultivariateNormal(LOC, covariance)))
+    mean, block = moments_of_site("w", wrap(dist.MultivariateNormal(LOC, covariance)))
     torch.testing.assert_close(mean, LOC)
     torch.testing.assert_close(block.covariance, covariance.expand(2, 3, 3))
     assert block.is_full
@@ -57,7 +57,7 @@ def test_a_low_rank_covariance_keeps_its_factor_unless_there_are_several(batch):
 
 
 def test_what_has_no_variance_in_closed_form_has_no_moments():
-    assert moments_of("w", dist.TransformedDistribution(dist.Normal(LOC, SCALE), [])) is None
+    assert moments_of_site("w", dist.TransformedDistribution(dist.Normal(LOC, SCALE), [])) is None
 
 
 def test_a_point_beside_others_has_no_variance():

@@ -21,7 +21,7 @@ from pyro_radial.distributions.wrappers import (
     is_reshape,
     leaf,
     pull_back,
-    unmasked,
+    remove_masks,
 )
 from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expanded_mean
 from pyro_radial.infer.autoguide.families.normal import Normal
@@ -209,7 +209,7 @@ def _loc_and_scale(site: Site, loc: Tensor, scales: Tensor) -> dict[str, PyroPar
 def _joint(site: Site, distribution: Distribution) -> Joint | None:
     """Return the normal on whole events that a distribution is in unconstrained space, or None for another."""
     transforms = [] if site.transform is None else elementary([site.transform])
-    inner = leaf(pull_back(unmasked(distribution), transforms))
+    inner = leaf(pull_back(remove_masks(distribution), transforms))
     if isinstance(inner, TransformedDistribution) and is_reshape(inner.transforms):
         inner = leaf(inner.base_dist)
     of_events = inner.event_shape.numel() == site.shape[len(site.shape) - site.event_dim :].numel()

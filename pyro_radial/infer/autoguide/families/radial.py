@@ -11,8 +11,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
+from pyro_radial.distributions.numerics import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.distributions.radial_normal import RadialNormal
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.infer.autoguide.families.family import LocScale, Site
 
 

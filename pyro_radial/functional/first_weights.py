@@ -11,7 +11,7 @@ from pyro_radial.functional.priors.function_prior import (
     FunctionPrior,
     check_points,
     check_prior,
-    moments_of,
+    require_moments,
 )
 
 #: Rows at which a prior is asked, how far from them in standard deviations of an input, and the least correlation.
@@ -60,7 +60,7 @@ def init_to_prior(network: nn.Module, prior: FunctionPrior, points: Tensor) -> n
     pace = torch.ones_like(shifts)
     for i, shift in enumerate(shifts.where(shifts > 0.0, SHIFT)):
         moved = rows + shift * torch.eye(len(shifts), dtype=rows.dtype, device=rows.device)[i]
-        covariance = moments_of(prior, torch.cat([rows, moved]), 1)[1][0]
+        covariance = require_moments(prior, torch.cat([rows, moved]), 1)[1][0]
         variance = covariance.diagonal()
         correlation = covariance.diagonal(size) / (variance[:size] * variance[size:]).sqrt()
         pace[i] = (-2.0 * correlation.clamp(LEAST_CORRELATION, 1.0).log().mean()).sqrt() / shift

@@ -25,7 +25,7 @@ def accumulation_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
-def accumulated(tensor: Tensor) -> Tensor:
+def to_accumulation_dtype(tensor: Tensor) -> Tensor:
     """Return the tensor in the accumulation dtype."""
     return tensor.to(accumulation_dtype(tensor))
 
@@ -33,7 +33,11 @@ def accumulated(tensor: Tensor) -> Tensor:
 def event_sum(tensor: Tensor, event_dim: int) -> Tensor:
     """Sum over the last dimensions, with a result in the accumulation dtype."""
     dims = tuple(range(-event_dim, 0))
-    return tensor.sum(dims, dtype=accumulation_dtype(tensor)) if dims else accumulated(tensor)
+    return (
+        tensor.sum(dims, dtype=accumulation_dtype(tensor))
+        if dims
+        else to_accumulation_dtype(tensor)
+    )
 
 
 def row_sum(tensor: Tensor) -> Tensor:
@@ -59,7 +63,7 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     return joined.reshape(joined.shape[:-1] + shape)
 
 
-def expanding(
+def begin_expand(
     distribution: TorchDistribution, cls: type, batch_shape: Sequence[int], instance: object
 ) -> Any:
     """Return what ``expand`` of a class begins with: an instance of this batch shape, without parameters."""
