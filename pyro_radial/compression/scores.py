@@ -158,7 +158,7 @@ def unit_scores(guide: AutoPerSite) -> Scores:
 
 
 def _counts(masks: Mapping[str, Tensor]) -> str:
-    """Return how many units of each layer are kept."""
+    """Return how many units of each layer are kept, as text."""
     counts = [f"{name!r}: {int(mask.sum())} of {len(mask)}" for name, mask in masks.items()]
     return "{" + ", ".join(counts) + "}"
 

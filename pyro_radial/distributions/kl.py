@@ -96,7 +96,7 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
 
 
 def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float:
-    """Return the KL of two masked distributions: by the rule above if one is radial, else Pyro's, of both masks."""
+    """Return the KL of two masked distributions: by the rule above if one is radial, else by Pyro's rule."""
     if isinstance(leaf(q), RadialNormal) or isinstance(leaf(p), RadialNormal):
         return kl_by_cross_entropy(q, p)
     if own_mask(q) is False or own_mask(p) is False:
@@ -145,7 +145,7 @@ def kl_low_rank_normal_to_normal(q: LowRankMultivariateNormal, p: Distribution) 
 
 
 def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
-    """Return the KL of two distributions that are the same bijection of simpler ones: the KL of the simpler ones.
+    """Return the KL of two distributions that are the same bijection of two others: the KL of the others.
 
     For example, it gives a log-radial or log-normal guide its closed-form KL to ``LogNormal(...).to_event(1)``.
     """

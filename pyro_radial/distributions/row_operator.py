@@ -125,7 +125,7 @@ class _Attached(torch.autograd.Function):
 
 
 class _AttachedBothWays(_Attached):
-    """The same with a forward mode, which Torch's compiler does not support."""
+    """Attach a value, with a forward mode too; Torch's compiler does not support that."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:

@@ -232,7 +232,7 @@ TRANSFORMED = (TransformedDistribution, dist.TransformedDistribution, Transforme
 
 
 def on_support(distribution: Any, support: Any) -> Any:
-    """Return the distribution; if it is a plain transformed one, with this support."""
+    """Return the distribution, with the given support if it is a plain transformed one."""
     if type(distribution) in TRANSFORMED:
         return Pushforward(distribution.base_dist, distribution.transforms, support)
     if isinstance(distribution, Independent) and isinstance(support, constraints.independent):

@@ -170,7 +170,7 @@ class FunctionalELBO(TermsELBO):
     def _with_further(
         self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, run: Run
     ) -> tuple[Tensor | GuideProcess, Tensor]:
-        """Return the functions at all points of comparison, and these points."""
+        """Return the functions at all points where they are compared with the prior, and these points."""
         alone = self.compare_at == "measurement_points"
         points = further if alone else torch.cat([x, further])
         if isinstance(functions, GuideProcess):

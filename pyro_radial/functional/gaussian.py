@@ -48,7 +48,7 @@ def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
 
 
 def _cholesky_unread(covariance: Tensor, jitter: Tensor) -> Tensor:
-    """Return the factor with the least jitter that gives one, chosen without a look at it."""
+    """Return the Cholesky factor with the least jitter that gives one, without reading any value on the host."""
     with torch.no_grad():
         rung = torch.full_like(jitter, JITTER_LADDER[-1])
         for smaller in reversed(JITTER_LADDER[:-1]):
@@ -95,9 +95,10 @@ def gaussian_log_prob(
 def gaussian_condition(
     mean: Tensor, covariance: Tensor, y: Tensor, noise: Tensor, jitter: float = JITTER
 ) -> tuple[Tensor, Tensor]:
-    """Return the moments of the last M values given the first N with noise of a variance, ``[M, O]`` and ``[O, M, M]``.
+    """Return the moments ``[M, O]`` and ``[O, M, M]`` of the last M values, given the first N.
 
-    All values have mean ``[N + M, O]`` and covariance ``[1 or O, N + M, N + M]``; the observations are ``[N, O]``.
+    All values have mean ``[N + M, O]`` and covariance ``[1 or O, N + M, N + M]``. The observations ``y``, ``[N, O]``,
+    have independent noise with variance ``noise``.
     """
     size, outputs = y.shape
     factor = cholesky(with_diagonal(covariance[:, :size, :size], noise), jitter)

@@ -134,7 +134,7 @@ def _vector(site: Site) -> _Vector | None:
 def _find_parts(
     vector: _Vector, names: Iterable[str], sites: dict[str, Site], model_trace: Trace
 ) -> dict[str, slice]:
-    """Return which elements of the vector are at which site, unchanged."""
+    """Return, by site, which elements of the vector are the site's value; sites that change them are left out."""
     parts = {}
     start = 0
     for name in names:

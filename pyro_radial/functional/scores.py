@@ -140,7 +140,7 @@ def _median_distance(samples: Tensor) -> Tensor:
 
 
 def _whiten(samples: Tensor, at: Tensor | None) -> _White:
-    """Draws ``[S, K]``, and other values ``[T, K]``, in coordinates in which the draws are white, in float64."""
+    """Return draws ``[S, K]`` and other values ``[T, K]`` in coordinates in which the draws are white, in float64."""
     check_finite("samples", samples)
     num_samples, dim = samples.shape
     if num_samples < dim + 3:

@@ -188,7 +188,10 @@ class BayesianModule(UniquelyNamed):
         return self._output(*values, Arguments(args, kwargs))
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Drop leading dims of size one, and take the network's first value of a parameter without a value."""
+        """Return a value of each parameter's own shape: the given one, or the network's first value.
+
+        Leading dims of size one are dropped; several draws raise a ValueError.
+        """
         check_types(Mapping, parameters=parameters)
         draws, shared, _ = split_draws(parameters, self._shapes)
         if draws:
@@ -210,7 +213,10 @@ class BayesianModule(UniquelyNamed):
         inputs: Arguments,
         within: Within = nullcontext,
     ) -> Any:
-        """Call the network with parameters without draws and with draws."""
+        """Call the network with the values that :func:`split_draws` returns.
+
+        :param within: makes the context of the call from the network's tensors; see :meth:`FunctionalNet.single`.
+        """
         tensors = {**self._own.trained(), **self._own.fixed(), **shared}
         if draws:
             return unflatten(self._functional.many(tensors, drawn, inputs, within), draws)
@@ -313,7 +319,11 @@ class BayesianModule(UniquelyNamed):
 def check_fixed(
     bnn: BayesianModule, argument: str, tensors: Mapping[str, Tensor], sites: Collection[str] = ()
 ) -> None:
-    """Raise a ValueError that names tensors besides sites that the network of a module does not have, or otherwise."""
+    """Raise a ValueError for tensors that the module's network lacks, or holds with other values.
+
+    :param str argument: the name of the argument that holds the tensors, for the error.
+    :param sites: names of sites, which may be among the tensors with any value.
+    """
     own = bnn.fixed_tensors()
     known = bnn.skeleton.state_dict()
     others = []
@@ -370,7 +380,10 @@ def keeping_buffers(*modules: object) -> Iterator[None]:
 
 
 def place_below(root: nn.Module, name: str) -> tuple[Any, str]:
-    """Return the module that holds a tensor by its dotted name, of the root's class if it is new, and the last part."""
+    """Return the module below ``root`` that holds the tensor of a dotted name, and the last part of the name.
+
+    A module that is missing on the way is made, of the root's class.
+    """
     *path, leaf = name.split(".")
     owner = root
     for part in path:
@@ -433,5 +446,5 @@ def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
-    """Return a detached, contiguous copy: Pyro's store keeps a copy of any other tensor, and would train that one."""
+    """Return a detached, contiguous copy; Pyro's store copies any other tensor, and trains its own copy."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)

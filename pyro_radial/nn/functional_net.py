@@ -241,7 +241,7 @@ def _output_tensors(output: object) -> tuple[Tensor, ...]:
 
 
 def _replace_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
-    """Return the same output with other tensors."""
+    """Return an output of the same structure with these tensors, in order, in place of its own."""
     remaining = iter(tensors)
     return tree_map_only(Tensor, lambda _: next(remaining), output)
 
@@ -346,7 +346,7 @@ WITHOUT_ADVICE_ON_LOOPS = _Together(_without_advice_on_loops)
 
 @contextmanager
 def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator[None]:
-    """Turn off what vmap has no batching rule for."""
+    """Turn off, inside the block, what vmap has no batching rule for or warns of."""
     with ExitStack() as stack:
         if any(value.device.type == "cpu" for value in drawn.values()):
             # The fused attention of the CPU has no batching rule.

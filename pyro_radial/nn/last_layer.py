@@ -21,9 +21,9 @@ def parameter_names(place: str) -> tuple[str, str]:
 def hooked(
     layers: Mapping[str, nn.Module], hook: Callable[[str, Tensor, Tensor], Tensor | None]
 ) -> Iterator[None]:
-    """Call a function of the place, the input and the output after each call of some layers inside the block.
+    """Call ``hook(place, input, output)`` after each call of one of the layers inside the block.
 
-    If it returns a tensor, this is the output.
+    A tensor that it returns takes the place of the layer's output.
     """
     with ExitStack() as hooks:
         for place, layer in layers.items():
@@ -55,7 +55,7 @@ class LastLayerFinder:
 
     @contextmanager
     def watching(self, network: nn.Module) -> Iterator[None]:
-        """Look at the network's runs inside the block."""
+        """Find the layer in each run of the network inside the block."""
         modules = network.named_modules()
         layers = {place: layer for place, layer in modules if isinstance(layer, nn.Linear)}
         calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}

@@ -95,7 +95,7 @@ class NamedLikelihoods(nn.Module):
         return noise
 
     def _observed(self, y: object) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return each output's targets with numbers where they are missing, and which are there."""
+        """Return, for each output, its targets with zeros for missing ones, and a mask of those that are there."""
         if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
             got = list(y) if isinstance(y, Mapping) else type(y).__name__
             raise ValueError(
@@ -137,7 +137,7 @@ class _Prefixed(Messenger):
 
 @contextmanager
 def _in_errors(name: str) -> Iterator[None]:
-    """Say in errors which output it was."""
+    """Put the name of the output before the message of a ValueError."""
     try:
         yield
     except ValueError as error:

@@ -103,7 +103,7 @@ class SupervisedModel(nn.Module):
     def output(self, x: Any, parameters: Mapping[str, Tensor] | None = None) -> Any:
         """Call the network.
 
-        :param x: as of :meth:`forward`.
+        :param x: the network's input; see :meth:`forward`.
         :param Mapping parameters: values of the random parameters by name; None to sample them.
         :returns: a tensor ``[*draws, B, *outputs]``, or a dict of such.
         :raises ValueError: naming the layer, if the network fails, or if its output is not one tensor for a likelihood.
@@ -198,7 +198,7 @@ def own_names(likelihood: object) -> set[str]:
 
 
 def _describe_inputs(x: object) -> str:
-    """Shapes and dtypes of the inputs."""
+    """Return the shapes, dtypes and devices of a network's inputs, for an error."""
     inputs = inputs_of(x)
     shown = []
     for name, part in (*(("x", part) for part in inputs.args), *inputs.kwargs.items()):
@@ -263,7 +263,7 @@ class ModelNetwork:
         return {*self.bnn.sites, *own_names(self.likelihood)}
 
     def sample_parameters(self) -> dict[str, Tensor]:
-        """Sample the parameters as a run of the model does, and not the noise."""
+        """Sample the parameters as a run of the model does, but not the likelihood's noise."""
         with self._priors():
             return self.bnn.sample_parameters()
 

@@ -47,7 +47,7 @@ class LocalReparameterizationMessenger(Messenger):
 
 
 class _Wrapped(LocalReparameterizationMessenger):
-    """The same around a guide, which must have sites to leave undrawn."""
+    """Leaves sites of one guide undrawn, and raises a ValueError if the guide has none to leave."""
 
     def __enter__(self) -> Self:
         self._undrawn: dict[str, bool] = {}

@@ -88,7 +88,7 @@ class UnderPriors(nn.Module):
 
     @property
     def likelihood(self) -> Any:
-        """Return the likelihood of the model, for predictions."""
+        """The likelihood of the model, for predictions."""
         return self.model.likelihood  # type: ignore[attr-defined]
 
     def forward(self, *args: object, **kwargs: object) -> object:

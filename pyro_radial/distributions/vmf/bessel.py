@@ -7,6 +7,9 @@ The Bessel ratio :math:`A = I_{m/2} / I_{m/2-1}` has an expansion that is unifor
 depend on the dimension m alone and are found once. Below a certain m the expansion is used at dimension m + 2n, and a
 recurrence whose terms have one sign leads down in steps of 2. So each result is good to a few roundings of its own
 size, in float32 too.
+
+Throughout, kappa is the concentration, A the mean of the cosine w to the mean direction, and L the log of the mean of
+exp(kappa w) under the uniform distribution, whose derivative is A. Further, M = kappa - L and U = kappa A - L.
 """
 
 import math
@@ -219,7 +222,7 @@ def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def log_mean_exp(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """Return L, the log of the mean of exp(kappa w)."""
+    """Return L, the log of the mean of exp(kappa w) under the uniform distribution."""
     upper = _upper_log_mean_exp(uniform_variables(concentration, plan.shifted_lam), plan)
     return upper + _log_growth(concentration, plan)
 

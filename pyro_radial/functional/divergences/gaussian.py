@@ -156,7 +156,10 @@ def sampled_moments(argument: str, f: Tensor, factorize: bool) -> BlockMoments:
 
 
 def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> BlockMoments:
-    """Moments ``[N, O]`` and ``[O, N, N]`` of independent outputs, in the same blocks."""
+    """Return the moments ``[N, O]`` and ``[O, N, N]`` of independent outputs, as blocks of values.
+
+    There is a block for each output if factorized, else one block.
+    """
     if factorize:
         return BlockMoments(mean.mT, covariance, None)
     return BlockMoments(mean.mT.reshape(1, -1), torch.block_diag(*covariance).unsqueeze(0), None)
@@ -165,7 +168,7 @@ def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> BlockMom
 def moments_of_prior(
     prior: FunctionPrior, x: Tensor, num_outputs: int, factorize: bool, num_prior_samples: int
 ) -> BlockMoments:
-    """Return the moments of a Gaussian prior, or of draws of another one."""
+    """Return the moments of a Gaussian prior, or those of draws of any other prior."""
     try:
         return known_moments(*prior.moments(x, num_outputs), factorize)
     except NotImplementedError:

@@ -37,11 +37,11 @@ class FunctionPrior(nn.Module):
 
     @torch.no_grad()
     def sample(self, x: Tensor, num_samples: int, num_outputs: int = 1) -> Tensor:
-        """Function values ``[S, N, O]`` of S independent draws, in the dtype of ``x`` and without gradient.
+        """Draw S independent functions and return their values ``[S, N, O]``, in the dtype of ``x``, without gradient.
 
         :param Tensor x: points ``[N, D]``, floating point.
-        :param int num_samples: how many draws, S.
-        :param int num_outputs: how many outputs, O.
+        :param int num_samples: the number of draws, S.
+        :param int num_outputs: the number of outputs, O.
         :raises ValueError: naming the argument that does not fit, or the prior if its values have another shape, or
             are not real, or (under Pyro's validation) are NaN.
         """

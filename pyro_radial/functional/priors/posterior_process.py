@@ -154,7 +154,7 @@ class PosteriorProcess(FunctionPrior):
         x: Tensor,
         num_outputs: int | None,
     ) -> tuple[Tensor, Tensor]:
-        """Moments of the linearized function, in a block where no handler and no store sees its parameters."""
+        """Return moments of the linearized function, whose parameters no handler and no store sees."""
         check_points(x)
         with undisturbed():
             mean, spread = moments(self.linearization, x.to(next(iter(self.means.buffers()))))

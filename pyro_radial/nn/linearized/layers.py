@@ -37,9 +37,11 @@ class LinearLayer(NamedTuple):
 def linear_layers(
     function: SiteFunction, names: Collection[str], values: Mapping[str, Tensor], x: Tensor
 ) -> tuple[LinearLayer, ...] | None:
-    """Return the layers that contain all random parameters of a function, tried at values and inputs, or None.
+    """Find the layers that hold all random parameters of a function, by a run at these values and inputs.
 
-    Each layer must be called once, with a vector or an image for each input.
+    :param names: the sites of the random parameters.
+    :returns: the layers, or None if another module holds one of the parameters, or if a layer is not called exactly
+        once, with a vector or an image for each input.
     """
     layers = _find_layers(function.model, names)
     if layers is None:
@@ -127,7 +129,7 @@ def layerwise_terms(
 def num_chunks(
     layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], num_outputs: int, num_rows: int
 ) -> int:
-    """Return the number of chunks of rows, which bounds the memory that gradients take."""
+    """Return into how many chunks to split the rows, so that the gradients of one chunk fit a processor's cache."""
     size = sum(math.prod(layer.shape) for layer in layers)
     convolutions = [layer.weight for layer in layers if layer.weight and not layer.is_dense]
     size += max((variance[weight].numel() for weight in convolutions), default=0)
@@ -173,6 +175,6 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _modules(function: SiteFunction, layers: Sequence[LinearLayer]) -> dict[str, nn.Module]:
-    """Return the layers by their places."""
+    """Return the modules of the layers, by their places in the network."""
     skeleton = modules_of(BayesianModule, function.model)[0].skeleton
     return {layer.place: skeleton.get_submodule(layer.place) for layer in layers}

@@ -153,7 +153,10 @@ class Linearization:
         )
 
     def joint_marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean ``[N, O]`` and covariance ``[N, O, O]`` of the outputs for each input, as :meth:`marginals`."""
+        """Return mean ``[N, O]`` and covariance ``[N, O, O]`` of the outputs for each input, in the network's dtype.
+
+        :raises ValueError: see :meth:`marginals`.
+        """
         return self._by_chunk(
             x,
             lambda jacobian, variance: (jacobian * variance.unsqueeze(1)) @ jacobian.mT,
@@ -175,13 +178,13 @@ class Linearization:
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return values ``[N, O]`` and their Jacobian ``[N, O, P]`` in all sites, in order, in the network's dtype.
 
-        :raises ValueError: as :meth:`marginals`.
+        :raises ValueError: see :meth:`marginals`.
         """
         mean, jacobian = self._whole_jacobian(x, self.structure(x).num_outputs)
         return mean, _join_sites(jacobian, self.mean)
 
     def structure(self, x: Tensor) -> Structure:
-        """Return what the function depends on, found once for each head in use."""
+        """Return what the function depends on; look once for each shape of an input and each head in use."""
         key = (x.shape[1:], *(network.sites_in_use for network in self._networks))
         if key not in self._structures:
             given, others = self.function.dependence(self.mean, x[:1])
@@ -204,7 +207,13 @@ class Linearization:
         of_term: Callable[[Tensor, Tensor], Tensor],
         of_block: Callable[[Tensor, CovarianceBlock], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean, and the sum of what functions make of Jacobians and (co)variances, by chunks of rows."""
+        """Return the mean ``[N, O]`` and the variance or covariance, computed for a chunk of rows at a time.
+
+        The covariance is a sum over layers, if the structure has them, or else over blocks of sites.
+
+        :param of_term: from a layer's Jacobian ``[n, O, R]`` and variances ``[n or 1, R]`` to its part of the sum.
+        :param of_block: from a Jacobian ``[n, O, P]`` in the sites of a block, and the block, to its part of the sum.
+        """
         structure = self.structure(x)
         means: list[Tensor] = []
         sums: list[Any] = []
@@ -230,14 +239,17 @@ class Linearization:
         return [block for block in self.blocks if set(sites) & set(block.sites)]
 
     def _whole_jacobian(self, x: Tensor, num_outputs: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return values and Jacobians of all rows at once."""
+        """Return the values ``[N, O]`` and, by site, the Jacobians ``[N, O, P]`` of all rows at once."""
         means, jacobians = zip(*self._jacobians(x, num_outputs), strict=True)
         return torch.cat(means), {
             site: torch.cat([jacobian[site] for jacobian in jacobians]) for site in self.mean
         }
 
     def _jacobians(self, x: Tensor, num_outputs: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield values ``[n, O]`` of chunks of rows, and Jacobians by site, ``[n, O, P]``, zero if unused."""
+        """Yield for each chunk of rows the values ``[n, O]`` and, by site, the Jacobians ``[n, O, P]``.
+
+        The Jacobian in a site that the function does not use is zero.
+        """
         size = num_outputs * sum(mean.numel() for mean in self.mean.values())
         batched = all(network.batching == "vmap" for network in self._networks)
         each: Callable[..., Any] = partial(vmap, randomness="different") if batched else _loop_over
@@ -282,7 +294,7 @@ class _FixedParameters(Messenger):
 
 @contextmanager
 def _differentiable() -> Iterator[None]:
-    """Name the model if torch cannot differentiate its network."""
+    """Raise a ValueError that names the model if torch cannot differentiate its network inside the block."""
     try:
         with WITHOUT_ADVICE_ON_LOOPS:
             yield
@@ -296,7 +308,7 @@ def _differentiable() -> Iterator[None]:
 
 
 def _merge_diagonal(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
-    """Return the same blocks, with one block instead of all diagonal ones: one product instead of many."""
+    """Join all diagonal blocks to one, for one product instead of many."""
     diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
         return list(blocks)
@@ -307,10 +319,10 @@ def _merge_diagonal(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
 
 
 def _loop_over(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """Return the function of all rows as ``vmap`` does, for networks that vmap cannot batch."""
+    """Map a function over rows by a loop, for networks that ``vmap`` cannot batch."""
     return lambda rows: loop(lambda draw: function(draw["row"]), {"row": rows})
 
 
 def _join_sites(jacobian: Mapping[str, Tensor], sites: Iterable[str]) -> Tensor:
-    """Return the Jacobian in some sites, one after another, ``[n, O, P]``."""
+    """Concatenate the Jacobians in these sites, ``[n, O, P]``."""
     return torch.cat([jacobian[site] for site in sites], -1)

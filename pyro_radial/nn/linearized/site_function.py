@@ -35,17 +35,20 @@ class SiteFunction:
         self._network = None if is_recorded and function_site != FUNCTION_SITE else network
 
     def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the function's values ``[N, O]`` where sites have these values, and others are at their centers."""
+        """Return the function's values ``[N, O]`` at given values of sites; all other sites are at their centers."""
         return self.values(values, x).reshape(len(x), -1)
 
     def values(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the same as the model records them, ``[N, *outputs]``."""
+        """Return the function's values in the shape that the model records, ``[N, *outputs]``."""
         return self._run(_GivenValues(values, self.function_site), x)
 
     def dependence(
         self, values: Mapping[str, Tensor], x: Tensor
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Find by a gradient the sites that the function depends on at these inputs: with given values, and others."""
+        """Find by a gradient the sites that the function depends on at these inputs.
+
+        :returns: the sites that are among ``values``, and the others.
+        """
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         handler = _GivenValues(leaves, self.function_site, leaf=True)
         with torch.enable_grad():
@@ -88,7 +91,7 @@ class SiteFunction:
 
 
 def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
-    """Return the gradient of a sum in each of some tensors, None where there is none."""
+    """Return the gradient of the output's sum in each leaf; None for a leaf that the output does not depend on."""
     if not output.requires_grad:
         return [None] * len(leaves)
     return list(torch.autograd.grad(output, leaves, torch.ones_like(output), allow_unused=True))

@@ -48,7 +48,12 @@ def moments_of_site(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlo
 
 @torch.no_grad()
 def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size]) -> SiteMoments:
-    """Return the moments of all sites that have them; those needed must, of the given shapes, and not all be points."""
+    """Return the means of all sites with moments, by name, and the blocks of their covariance.
+
+    :param needed: the shapes of the sites that must have moments.
+    :raises ValueError: for a needed site without moments or of another shape, moments that are not finite, and a
+        posterior without any variance.
+    """
     mean: dict[str, Tensor] = {}
     marginals: dict[str, CovarianceBlock] = {}
     for name, distribution in posterior.items():

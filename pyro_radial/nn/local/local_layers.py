@@ -92,7 +92,7 @@ class LocalLayers:
                 return output
 
     def _check_first_dim(self, rows: int, inputs: Arguments) -> None:
-        """Raise a _NotLocalError if the output of one row more does not have one row more; looks once."""
+        """Raise a _NotLocalError unless one more row of inputs gives one more row of outputs; look only once."""
         if self._has_looked:
             return
         self._has_looked = True
@@ -111,7 +111,7 @@ class LocalLayers:
         _check_rows(output, 0, rows + 1)
 
     def _reasons_of(self, sites: Iterable[str]) -> dict[str, str]:
-        """Return the sites whose parameters must be drawn, and why."""
+        """Return, by site, why its parameter must be drawn in this call."""
         for name, module in self._skeleton.named_modules():
             if isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None):
                 return dict.fromkeys(sites, f"batch norm '{name}' in train mode mixes rows")
@@ -235,7 +235,7 @@ class _Elsewhere(Tensor):
 
 
 def _find_reasons(skeleton: nn.Module) -> dict[str, str]:
-    """Return the sites whose parameters must always be drawn, and why."""
+    """Return, by site, why its parameter must be drawn in every call; other parameters may stay undrawn."""
     names: dict[int, list[str]] = {}
     for name, parameter in skeleton.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

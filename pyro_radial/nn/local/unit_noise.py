@@ -106,7 +106,7 @@ class UnitNoise:
 
 
 def _coordinates(like: Tensor, dimensions: int) -> Tensor:
-    """For each row of ``like``, the first coordinates of a uniform direction in ``dimensions`` dimensions."""
+    """Draw a uniform direction in ``dimensions`` dimensions for each row of ``like``; return its first coordinates."""
     z = torch.randn_like(like)
     squared_norm = z.square().sum(-1, keepdim=True)
     if dimensions > z.shape[-1]:
@@ -116,7 +116,7 @@ def _coordinates(like: Tensor, dimensions: int) -> Tensor:
 
 
 def _coordinate(like: Tensor, dimensions: int) -> Tensor:
-    """For each element of ``like``, one coordinate of a uniform direction in ``dimensions`` dimensions.
+    """Draw one coordinate of a uniform direction in ``dimensions`` dimensions for each element of ``like``.
 
     The squares of two coordinates sum to 1 - U ** (2 / (dimensions - 2)) with a uniform U, and their angle is uniform:
     exact, and much cheaper than a gamma draw.
@@ -187,7 +187,7 @@ def _mean(parameter: Parameter) -> Tensor | None:
 
 
 def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tensor:
-    """Return the standard deviation of each output for standard normal noise, at least the root of TINY."""
+    """Return the standard deviation of each output for standard normal noise, at least the root of LEAST_SQUARE."""
     # In float32 at least: the squares of small scales underflow in short dtypes.
     wide = torch.promote_types(scale.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
@@ -198,7 +198,7 @@ def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tenso
 
 
 def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
-    """Return the output for noise that rows share, with own radii and random signs of inputs and outputs (Flipout)."""
+    """Return the output for noise that all rows share; each row has its own radius and random signs (Flipout)."""
     shape = weight.loc.shape
     rows = len(x)
     outputs = shape[0]

@@ -50,15 +50,15 @@ class TensorSites(NamedTuple):
 
     @property
     def global_radius(self) -> RadiusSites:
-        """The radius of the tensor."""
+        """The names of the sites of the tensor's radius."""
         return RadiusSites.of(self.parameter + _GLOBAL_RADIUS)
 
     def direction(self, side: Side) -> str:
-        """Return the directions of its rows or columns."""
+        """Return the name of the site with the directions of its rows or columns."""
         return f"{self.parameter}.{_PREFIXES[side]}direction"
 
     def local_radius(self, side: Side) -> RadiusSites:
-        """Return the radii of its rows or columns."""
+        """Return the names of the sites of the radii of its rows or columns."""
         return RadiusSites.of(f"{self.parameter}.{_PREFIXES[side]}local_radius")
 
     @classmethod
@@ -142,7 +142,7 @@ class RadialDirectionalPrior:
         self._made: dict[str, tuple[Tensor, dict[str, _Site]]] = {}
 
     def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Raise a ValueError for a grouping of a parameter that is not among these."""
+        """Raise a ValueError if a grouping names a parameter that is not among these."""
         names = list(dict(named_parameters))
         unknown = (
             []
@@ -229,7 +229,7 @@ def _direction_prior(first: Tensor) -> Any:
 
 
 def _factors(names: RadiusSites, scale: float, first: Tensor) -> list[_Site]:
-    """Return the sites of the two factors of a half-Cauchy radius's square."""
+    """Return the sites of the two factors of a half-Cauchy radius's square; ``first`` is the radius's first value."""
     gamma, inverse_gamma = half_cauchy_factors(first.new_tensor(scale))
     # The most probable factors, in log space, whose product is the squared radius.
     inverse = 1.0 + (first / scale).square()
