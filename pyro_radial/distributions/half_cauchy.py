@@ -30,10 +30,9 @@ def half_cauchy_factors(scale: Tensor | float) -> tuple[dist.Gamma, dist.Inverse
     rate = median.reciprocal().square()
     tiny = torch.finfo(rate.dtype).tiny
     if half_cauchy._validate_args and not bool(((rate >= tiny) & (rate < math.inf)).all()):
-        least = tiny**0.5
         raise ValueError(
-            f"half_cauchy_factors: scale must be between about {least:.0e} and {1.0 / least:.0e}, so that {rate.dtype} "
-            f"holds its square, got {float(median.min()):.4g} to {float(median.max()):.4g}"
+            f"half_cauchy_factors: scale must be between about {tiny**0.5:.0e} and {tiny**-0.5:.0e}, so that "
+            f"{rate.dtype} holds its square, got {float(median.min()):.4g} to {float(median.max()):.4g}"
         )
     half = torch.full_like(median, 0.5)
     return dist.Gamma(half, rate), dist.InverseGamma(half, torch.ones_like(median))

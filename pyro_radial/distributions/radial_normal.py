@@ -133,9 +133,7 @@ class RadialNormal(TorchDistribution):
     def mean(self) -> Tensor:  # noqa: D102
         return self.loc
 
-    @property
-    def mode(self) -> Tensor:  # noqa: D102
-        return self.loc
+    mode = mean
 
     @property
     def variance(self) -> Tensor:

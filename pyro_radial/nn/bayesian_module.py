@@ -87,16 +87,19 @@ class BayesianModule(UniquelyNamed):
         super().__init__()
         check_net(net)
         selected = select_parameters(net, select)
-        self._functional = FunctionalNet(net)
-        self._local = LocalLayers(self._functional.skeleton)
-        _make_gradients_dense(net, self._functional.skeleton, selected)
-        # The network's own values, where a guide may start. They follow .to() and are not part of the state.
+        # The random parameters: the network's own values, where a guide may start, and their shapes. The values follow
+        # .to() and are not part of the state.
         self._initial = {name: _copy_tensor(parameter) for name, parameter in selected.items()}
         self._shapes = {name: parameter.shape for name, parameter in selected.items()}
+        # The network: what it computes, with drawn parameters or with noise in their place, and its other tensors.
+        self._functional = FunctionalNet(net)
+        self._local = LocalLayers(self._functional.skeleton, self._shapes)
+        _make_gradients_dense(net, self._functional.skeleton, selected)
         self._own = _OwnTensors(net, self._shapes)
         self.net = self._own.root
         # A module becomes a submodule here, so its parameters are trained and known to Pyro.
         self.prior: Any = prior
+        # The distribution of each parameter, or None for a prior that makes its own sites.
         self._site_priors: dict[str, Any] | None = None
         if not isinstance(prior, ParameterPrior):
             self._site_priors = site_priors(prior, self._initial)
@@ -165,13 +168,7 @@ class BayesianModule(UniquelyNamed):
         if sites.noises:
             sites.check(values)
             return self._local.output(
-                self._output,
-                lambda: self._own.fixed().values(),
-                values,
-                sites.noises,
-                sites.shapes,
-                self._shapes,
-                Arguments(args, kwargs),
+                self._output, self._own.fixed, values, sites, Arguments(args, kwargs)
             )
         return self.at(values, *args, **kwargs)
 
@@ -292,8 +289,7 @@ class BayesianModule(UniquelyNamed):
         if expands_in_place(prior):
             # A plate would change the distribution itself.
             prior = to_like(prior, initial)
-        infer: Any = {"initial_value": initial}
-        return pyro.sample(name, prior, infer=infer)
+        return pyro.sample(name, prior, infer={"initial_value": initial})  # type: ignore[arg-type]
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         value: Any = draw.get(name, self._initial[name])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
-from pyro_radial._pyro.types import Message, Site
+from pyro_radial._pyro.types import Batch, Message, Site
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.functional_net import Arguments
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, is_target
@@ -147,7 +147,7 @@ class WeightedRows(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Any, y: tuple[Tensor, Tensor]) -> Any:
+    def forward(self, x: Batch, y: tuple[Tensor, Tensor]) -> Any:
         """Run the model on inputs and a pair: targets, and a positive weight for each row."""
         targets, weights = y
         f = self.model.output(x)

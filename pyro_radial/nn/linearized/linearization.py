@@ -241,9 +241,10 @@ class Linearization:
     def _whole_jacobian(self, x: Tensor, num_outputs: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the values ``[N, O]`` and, by site, the Jacobians ``[N, O, P]`` of all rows at once."""
         means, jacobians = zip(*self._jacobians(x, num_outputs), strict=True)
-        return torch.cat(means), {
-            site: torch.cat([jacobian[site] for jacobian in jacobians]) for site in self.mean
-        }
+        whole = {}
+        for site in self.mean:
+            whole[site] = torch.cat([jacobian[site] for jacobian in jacobians])
+        return torch.cat(means), whole
 
     def _jacobians(self, x: Tensor, num_outputs: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yield for each chunk of rows the values ``[n, O]`` and, by site, the Jacobians ``[n, O, P]``.

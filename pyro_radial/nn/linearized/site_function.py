@@ -55,17 +55,17 @@ class SiteFunction:
             output = self._run(handler, x)
         leaves = {**leaves, **handler.others}
         found = gradients(output, list(leaves.values()))
-        given: list[str] = []
-        others: list[str] = []
+        used = []
         for name, gradient in zip(leaves, found, strict=True):
             if gradient is not None:
-                (given if name in values else others).append(name)
-        if not given and not others:
+                used.append(name)
+        if not used:
             raise ValueError(
                 f"model must have a function that can be differentiated in its weights, got values at site "
                 f"'{self.function_site}' without a gradient in any of {sorted(leaves)}"
             )
-        return tuple(given), tuple(others)
+        given = tuple(name for name in used if name in values)
+        return given, tuple(name for name in used if name not in values)
 
     def _run(self, handler: "_GivenValues", x: Tensor) -> Tensor:
         if self._network is not None:

@@ -45,8 +45,10 @@ class _NotLocalError(Exception):
 class LocalLayers:
     """The layers that can compute with noise; see :func:`~pyro_radial.poutine.local_reparameterization`."""
 
-    def __init__(self, skeleton: nn.Module) -> None:
+    def __init__(self, skeleton: nn.Module, shapes: Mapping[str, torch.Size]) -> None:
         self._skeleton = skeleton
+        # The shapes of the network's random parameters.
+        self._shapes = shapes
         # The reasons that calls have found, by layer, and the sites that a warning has named.
         self._found: dict[str, str] = {}
         self._said: set[str] = set()
@@ -56,30 +58,33 @@ class LocalLayers:
     def output(
         self,
         run: Callable[..., Any],
-        buffers: Callable[[], Collection[Tensor]],
+        fixed: Callable[[], Mapping[str, Tensor]],
         values: Mapping[str, Tensor],
-        noises: Mapping[str, UnitNoise],
-        site_shapes: Mapping[str, torch.Size],
-        shapes: Mapping[str, torch.Size],
+        sites: "ParameterSites",
         inputs: Arguments,
     ) -> Any:
         """Run the network with noise at the sites that a guide left undrawn, and draw those that need a draw.
 
         A call may find that more of them need a draw. It then changes nothing, and the network runs again.
+
+        :param run: calls the network: ``run(draws, shared, drawn, inputs, within)``.
+        :param fixed: returns the tensors that a call of the network may write into.
+        :param values: a value for each parameter; those of undrawn sites do not matter.
+        :param sites: has the noise of the undrawn sites.
         """
         first = _first_tensor(inputs)
         rows = 0 if first is None or first.dim() == 0 else len(first)
         while True:
-            reasons = self._reasons_of(noises)
-            local = dict(noises)
+            reasons = self._reasons_of(sites.noises)
+            local = dict(sites.noises)
             given = dict(values)
             for name in reasons:
-                given[name] = local.pop(name).draw(site_shapes[name])
+                given[name] = local.pop(name).draw(sites.shapes[name])
             for name in local:
                 del given[name]
-            split = _split_noise(given, local, site_shapes, shapes)
+            split = _split_noise(given, local, sites.shapes, self._shapes)
             try:
-                with unchanged_on_error(buffers):
+                with unchanged_on_error(lambda: fixed().values()):
                     output = run(*split, inputs, partial(self._within, local, rows))
                     if local:
                         _check_rows(output, len(split[0]), rows)

@@ -81,8 +81,11 @@ class _Site(NamedTuple):
         return cls(name, each.expand(first.shape).to_event(first.dim()), first)
 
     def sample(self) -> Tensor:
-        infer: Any = {"initial_value": self.first}
-        return pyro.sample(self.name, self.distribution, infer=infer)
+        return pyro.sample(
+            self.name,
+            self.distribution,
+            infer={"initial_value": self.first},  # type: ignore[arg-type]
+        )
 
 
 class RadialDirectionalPrior:
