@@ -77,7 +77,7 @@ def optional(check: Callable[[str, Any], Checked], argument: str, value: object)
 
 
 def check_types(kind: Any, /, **arguments: Any) -> None:
-    """Raise a ValueError that names the first argument not of this type or union; a class is no ``Callable`` here."""
+    """Raise a ValueError naming the first argument not of this type or union; a class is not a ``Callable`` here."""
     for argument, value in arguments.items():
         kinds = [one for one in get_args(kind) or (kind,) if one is not NoneType]
         if not isinstance(value, kind) or (Callable in kinds and isinstance(value, type)):
@@ -137,24 +137,24 @@ def check_items(kind: object, argument: str, values: object) -> list[Any]:
 
 
 def path_of(argument: str, value: object) -> Path:
-    """Return the value as a path, or raise a ValueError naming the argument if it is none."""
+    """Return the value as a path, or raise a ValueError naming the argument if it is not one."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{argument} must be a path, got {value!r}")
     return Path(value)
 
 
 def positive_count(argument: str, value: object) -> int:
-    """Return the value as an int, or raise a ValueError naming the argument if it is no integer above zero."""
+    """Return the value as an int, or raise a ValueError naming the argument unless it is an integer above zero."""
     return _integer(argument, value, 1, "positive")
 
 
 def non_negative_integer(argument: str, value: object) -> int:
-    """Return the value as an int, or raise a ValueError naming the argument if it is no integer from zero on."""
+    """Return the value as an int, or raise a ValueError naming the argument unless it is an integer from zero on."""
     return _integer(argument, value, 0, "non-negative")
 
 
 def random_seed(argument: str, value: object, bits: int = 32) -> int:
-    """Return the value as an int, or raise a ValueError naming the argument if it is no seed (NumPy's have 32 bits)."""
+    """Return the value as an int, or raise a ValueError naming the argument unless it is a seed (NumPy: 32 bits)."""
     number = non_negative_integer(argument, value)
     if number >= 2**bits:
         raise ValueError(f"{argument} must be less than 2**{bits}, got {value!r}")

@@ -344,7 +344,7 @@ def compile_graph(
     shapes = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     fakes: list[Any] = [shapes.from_tensor(example, static_shapes=True) for example in examples]
     try:
-        # Its advice, such as on lower precision, is no reason to fail where warnings are errors.
+        # Its advice, such as on lower precision, must not fail a program in which warnings are errors.
         with tracing(TracingContext(shapes)), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return inductor(module, fakes, options=dict(options))

@@ -203,7 +203,7 @@ def _chain_modules(net: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _check_known(name: str, module: nn.Module) -> None:
-    """Raise a ValueError for a module that a chain cannot hold, or that is no Sequential around others."""
+    """Raise a ValueError for a module that a chain cannot hold, or for a network that is not a Sequential."""
     known = (*WEIGHT_LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect)
     if not name or type(module) not in known:
         where = f" at {name!r}" if name else ""

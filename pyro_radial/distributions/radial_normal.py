@@ -78,7 +78,7 @@ class RadialNormal(TorchDistribution):
     }
     has_rsample = True
 
-    # What log_prob reports for the direction and the radius at loc itself; for D >= 2 the density there is infinite.
+    # The log-density of direction and radius at loc itself; for D >= 2 the density there is infinite.
     _log_density_at_loc = math.inf
 
     def __init__(

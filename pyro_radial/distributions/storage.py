@@ -28,7 +28,7 @@ KEPT_AS = {"base_distribution": "base_dist", "transform": "_inv", "tseq": "trans
 # Names that a module has already, so its buffers cannot have them.
 MODULE_ATTRIBUTES = frozenset(dir(nn.Module()))
 _MISSING = object()
-# What a file can hold without code: dicts, lists, strings and numbers.
+# Data that a file can hold without code: dicts, lists, strings and numbers.
 PlainData = Any
 
 

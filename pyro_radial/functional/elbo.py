@@ -122,8 +122,8 @@ class FunctionalELBO(TermsELBO):
         self.compare_at = compare_at
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.function_site = function_site
-        # What the function depends on is found once, like the nesting of plates, and without random numbers of the
-        # loss, so that the first loss draws the same as any other.
+        # The sites that the function depends on are found once, like the nesting of plates, and without random numbers
+        # of the loss, so that the first loss draws the same as any other.
         self._beside_function: frozenset[str] | None = None
         self._structures: dict[tuple[object, ...], Structure] = {}
 

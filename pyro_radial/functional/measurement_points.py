@@ -24,7 +24,7 @@ class UniformBox:
     """Points drawn uniformly from a box.
 
     :param low: the least value of each input, a number or ``[D]`` (the shape of one input).
-    :param high: the largest value of each input, likewise.
+    :param high: the largest value of each input, a number or ``[D]``.
     :param int num_points: the number of points M.
     :raises ValueError: naming the argument that does not fit.
 

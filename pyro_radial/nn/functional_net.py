@@ -31,7 +31,7 @@ STATISTICS_LAYERS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.Inst
 # The buffers of these layers that hold statistics.
 RUNNING = ("running_mean", "running_var")
 
-# What torch raises where a network uses activation checkpointing.
+# The error that torch raises where a network uses activation checkpointing.
 RECOMPUTES = "parts of the network run again in the backward pass"
 
 # The network for one draw of its parameters.
@@ -299,7 +299,7 @@ def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
 
 
 class _Together:
-    """A setting of the whole process: the first thread to enter makes it, the last to leave restores it."""
+    """Changes a setting of the whole process: the first thread to enter makes it, the last to leave restores it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make

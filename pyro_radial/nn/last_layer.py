@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the layers of a network compute in a run, and which linear layer computes the network's output."""
+"""Watch what the layers of a network compute in a run, and find the linear layer that computes the output."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -35,7 +35,7 @@ class SupervisedModel(nn.Module):
     A network with several outputs returns them in a dict. ``likelihood`` and the targets are then dicts of the same
     names, :func:`~pyro_radial.predict` returns a prediction for each, and the sites are ``"name.f"`` and ``"name.y"``.
     Targets may be missing, NaN or, among integers, -100: they add nothing, and a mini-batch keeps its scale N/B.
-    Of an output with an attribute ``logits``, as models of `transformers` return, one likelihood takes the logits.
+    If the output has an attribute ``logits``, as in models of `transformers`, a single likelihood takes the logits.
 
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
         network as a tensor ``[*draws, B, *outputs]``, or a dict of such.
@@ -364,7 +364,7 @@ def _behaves_as(module: object, cls: type[nn.Module]) -> bool:
     return all(getattr(type(module), name) is getattr(cls, name) for name in methods)
 
 
-# What a forward method of ours calls.
+# The methods that a forward method of ours calls.
 CALLED_METHODS: dict[type[nn.Module], tuple[str, ...]] = {
     SupervisedModel: ("output",),
     Likelihood: ("function_values",),

@@ -101,7 +101,7 @@ def _mean_log_distance(
 ) -> tuple[Tensor, ...]:
     """Return the mean of E log rho over the noise across v, with the first two moments of rho^2 as control variates.
 
-    The derivatives in a, b, c, the mean and the variance come after it, if wanted. Those in b and c are one for each
+    The derivatives in a, b, c, the mean and the variance come after it, if wanted. There is one in b and c for each
     direction, times the number of directions; the line, and so a, is the same for all.
     """
     # Given the noise across v: the mean of rho^2 minus its overall mean, and the mean square of that difference.

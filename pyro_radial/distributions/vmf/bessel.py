@@ -31,7 +31,7 @@ from pyro_radial.distributions.numerics import by_chunks
 # From this lambda on, 14 terms give A to a rounding of float64, and its second derivative to 3e-14.
 LEAST_LAMBDA = 20.0
 NUM_TERMS = 14
-# What economising a series may change in it.
+# The most that economising a series may change its value.
 _TOLERANCE = 1e-17
 # Nodes and weights on (0, 1): 10 points give the integral over a factor of e to 5e-15.
 _GAUSS_LEGENDRE = [
@@ -141,7 +141,7 @@ def _economise(series: Polynomial) -> tuple[float, ...]:
 
 
 class UniformVariables(NamedTuple):
-    """Hold the variables of the uniform expansion, none of which is a difference of close numbers."""
+    """Hold the variables of the uniform expansion; none is a difference of close numbers."""
 
     concentration: Tensor  # kappa
     lam: float  # lambda

@@ -26,8 +26,8 @@ class SteinKL:
     .. math:: \nabla_\phi KL(q \| p) = E\big[ \nabla_\phi f \cdot (\nabla_f \log q(f) - \nabla_f \log p(f)) \big].
 
     The surrogate is the mean over draws of :math:`f \cdot (s_q - s_p)` with both scores held fixed. The score of q is
-    estimated from its draws. The score of p is the prior's own if it has one, else it is estimated from draws of the
-    prior, of which few may be near to those of q. The value of the divergence is not estimated.
+    estimated from its draws. The score of p is the prior's own if it has one. Otherwise it is estimated from draws of
+    the prior, and few of these may be near the draws of q. The value of the divergence is not estimated.
 
     Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", section 3.1.
 

@@ -114,7 +114,7 @@ def layerwise_terms(
                 continue
             if weight is not None:
                 own: Any = modules[layer.place]
-                # What each output of a convolution sees of its input, [N, K, places].
+                # The part of the input that each output of a convolution sees, [N, K, places].
                 patches = nn.functional.unfold(
                     a, own.kernel_size, own.dilation, own.padding, own.stride
                 )

@@ -97,7 +97,7 @@ class Structure(NamedTuple):
     """The sites that a function depends on, the layers that contain all of them, and the shape of a row's values."""
 
     sites: tuple[str, ...]
-    #: None for a function with others than linear layers and convolutions.
+    #: None if other layers than linear ones and convolutions hold some of the sites.
     layers: tuple[LinearLayer, ...] | None
     shape: tuple[int, ...]
 
@@ -123,7 +123,9 @@ class Linearization:
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
     Variational Inference".
 
-    The means and blocks are those of the same sites. What is found of the function is kept in ``structures``.
+    :param mean: the means of sites, by name.
+    :param blocks: the covariance of the same sites.
+    :param structures: keeps what :meth:`structure` finds, for several linearizations of one model.
     """
 
     def __init__(

@@ -29,16 +29,16 @@ from pyro_radial.nn.local.unit_noise import (
 )
 
 PARAMETERS = ("weight", "bias")
-#: What reads the dtype of a tensor, as its ``__torch_function__`` sees it.
+#: The function that reads a tensor's dtype, as ``__torch_function__`` sees it.
 DTYPE_OF = vars(torch._C.TensorBase)["dtype"].__get__
 #: The tensors of a noise, which follow the name of its site.
 NOISE_PARTS = ("loc", "scale")
 
 
 class _NotLocalError(Exception):
-    """A call has found that the parameters of a layer, or of all layers if its name is empty, must be drawn.
+    """A call has found that the parameters of a layer must be drawn.
 
-    Its arguments are the layer and the reason.
+    Its arguments are the name of the layer, empty for all layers, and the reason.
     """
 
 
@@ -211,7 +211,7 @@ class _Call:
 class _Elsewhere(Tensor):
     """Takes the place of a layer's parameter; any use of it outside the layer raises a _NotLocalError.
 
-    Reading its dtype is no use: adapters of `peft` do so.
+    Reading its dtype is allowed, because adapters of `peft` do so.
     """
 
     site: str
