@@ -46,7 +46,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from pyro_radial._pyro.types import Site
+from pyro_radial._pyro.types import Node
 
 __all__ = [
     "OVERRIDDEN",
@@ -109,7 +109,7 @@ OVERRIDDEN = {
 }
 
 
-def is_deterministic(site: Site) -> bool:
+def is_deterministic(site: Node) -> bool:
     """Return whether a site holds a computed value, which Pyro treats as observed.
 
     ``pyro.deterministic`` marks its sites; a ``Reparam`` leaves a site with its density masked out.
@@ -118,7 +118,7 @@ def is_deterministic(site: Site) -> bool:
     return bool(site["infer"].get("_deterministic", False)) or masked_out
 
 
-def is_subsample(site: Site) -> bool:
+def is_subsample(site: Node) -> bool:
     """Return whether a site holds the rows that a plate took from its data."""
     # Pyro's own type of a site has fewer entries.
     return site_is_subsample(cast("Any", site))

@@ -15,6 +15,6 @@ Guide = Callable[..., Any]
 #: The inputs or the targets of some rows: a tensor ``[B, ...]``, or several in a tuple or a dict.
 Batch = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 #: A node of a trace: ``name``, ``fn`` (the distribution), ``value``, ``infer``, ``is_observed`` and more.
-Site = Mapping[str, Any]
+Node = Mapping[str, Any]
 #: The same entries while a handler may change them; a trace keeps them as a node.
 Message = dict[str, Any]

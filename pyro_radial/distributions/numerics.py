@@ -17,7 +17,7 @@ from pyro_radial._pyro.compat import is_traced
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
 # At most this many numbers are summed in their own dtype.
-_FEW = 64
+_SHORT_ROW = 64
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
@@ -43,7 +43,7 @@ def event_sum(tensor: Tensor, event_dim: int) -> Tensor:
 def row_sum(tensor: Tensor) -> Tensor:
     """Sum over the last dimension, with a result in the accumulation dtype."""
     sums = accumulation_dtype(tensor)
-    if tensor.dtype == torch.float32 and tensor.shape[-1] <= _FEW:
+    if tensor.dtype == torch.float32 and tensor.shape[-1] <= _SHORT_ROW:
         # A product in float32 adds short rows several times faster, and costs a rounding or two.
         return (tensor @ tensor.new_ones(tensor.shape[-1])).to(sums)
     return tensor.sum(-1, dtype=sums)

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import betainc, erf, erfc
 
 # Beyond this the half-normal has no mass left in float64.
-_FAR = 40.0
+_LARGEST_RADIUS = 40.0
 # The smallest probability with a quantile below that, by a margin.
 _LEAST = 1e-300
 
@@ -53,7 +53,7 @@ def _over_radii(
         density = math.sqrt(2.0 / math.pi) * math.exp(-0.5 * radius * radius) * radius
         return density * float(given(min((half_width / radius) ** 2, 1.0)))
 
-    low, high = math.log(half_width), math.log(_FAR)
+    low, high = math.log(half_width), math.log(_LARGEST_RADIUS)
     # The integrand turns at the bulk of the Beta distribution, r ~ half_width sqrt(n), at that of the half-normal, r ~
     # 1, and at the largest radius of a small tail.
     turns = {low + 0.5 * math.log(dim), 0.0, low + 0.5 * math.log1p(dim / (1.0 + half_width**2))}
@@ -96,5 +96,5 @@ def radial_marginal_quantile(probability: float, dim: int) -> float:
 
     # A standard deviation has more than a tenth of the mass outside.
     least = 1e-150 if tail > 1e-3 else dim**-0.5
-    log_half_width = brentq(excess, math.log(least), math.log(0.99 * _FAR), xtol=1e-12)
+    log_half_width = brentq(excess, math.log(least), math.log(0.99 * _LARGEST_RADIUS), xtol=1e-12)
     return math.copysign(math.exp(log_half_width), probability - 0.5)

@@ -22,7 +22,7 @@ _ONCE = (
     "such as those of torch.func.hessian are not implemented"
 )
 # Numbers of the noise at a time, so that each step of the formula stays in the processor's cache.
-_CHUNK = 2**19
+_NUMBERS_AT_ONCE = 2**19
 
 
 def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -90,7 +90,7 @@ def _split_rows(
     if ratio.device.type != "cpu" or noise.shape[:-2] != ratio.shape[:-1]:
         return [(ratio, shift, noise)]
     count, dim = noise.shape[-2:]
-    size = max(1, _CHUNK // (count * dim))
+    size = max(1, _NUMBERS_AT_ONCE // (count * dim))
     flat = ratio.reshape(-1, dim), shift.reshape(-1, dim), noise.reshape(-1, count, dim)
     return list(zip(*(tensor.split(size) for tensor in flat), strict=True))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal, biject_to
 
 from pyro_radial._pyro.compat import is_capturing, is_subsample
-from pyro_radial._pyro.types import Guide, Message, Site
+from pyro_radial._pyro.types import Guide, Message, Node
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.elbo import Run, is_auxiliary, own_distribution
@@ -66,7 +66,7 @@ class GuideProcess:
             return frozenset(self._linearization.structure(x).sites)
 
 
-def _posterior(name: str, site: Site, guide_trace: Trace) -> Any:
+def _posterior(name: str, site: Node, guide_trace: Trace) -> Any:
     """Return the distribution of a site in a guide, before a plate of particles; None if it is unknown."""
     if name not in guide_trace:
         return None
@@ -99,7 +99,7 @@ def _joint_posteriors(
     A guide such as Pyro's ``AutoMultivariateNormal`` draws one normal vector at an auxiliary site and then puts its
     parts, in order, at the other sites. Constrained sites have no moments here.
     """
-    sites = dict[str, Site](guide_trace.iter_stochastic_nodes())
+    sites = dict[str, Node](guide_trace.iter_stochastic_nodes())
     order = list(sites)
     auxiliary = [name for name, site in sites.items() if is_auxiliary(site)]
     for name in auxiliary:
@@ -109,7 +109,7 @@ def _joint_posteriors(
             yield from _moments_of_parts(vector, parts, model_trace)
 
 
-def _vector(site: Site) -> _Vector | None:
+def _vector(site: Node) -> _Vector | None:
     """Return the vector that an auxiliary site draws, or None if it draws something else."""
     distribution: Any = own_distribution(site)
     if len(distribution.event_shape) != 1 or distribution.batch_shape.numel() != 1:
@@ -132,7 +132,7 @@ def _vector(site: Site) -> _Vector | None:
 
 
 def _find_parts(
-    vector: _Vector, names: Iterable[str], sites: dict[str, Site], model_trace: Trace
+    vector: _Vector, names: Iterable[str], sites: dict[str, Node], model_trace: Trace
 ) -> dict[str, slice]:
     """Return, by site, which elements of the vector are the site's value; sites that change them are left out."""
     parts = {}
@@ -184,7 +184,7 @@ def sites_led_to(
     with torch.enable_grad():
         with poutine.block(), moved:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        for name, site in dict[str, Site](trace.iter_stochastic_nodes()).items():
+        for name, site in dict[str, Node](trace.iter_stochastic_nodes()).items():
             if name in moved.names or not moved.by or not site["value"].requires_grad:
                 continue
             # The graph of one site may be a part of another's.

@@ -39,7 +39,7 @@ from pyro_radial.nn.site_priors import (
     site_priors,
 )
 
-T = TypeVar("T", bound=nn.Module)
+Kind = TypeVar("Kind", bound=nn.Module)
 DEFAULT_PRIOR = dist.Normal(0.0, 1.0)
 
 
@@ -354,7 +354,7 @@ def submodules(*modules: object) -> Iterator[nn.Module]:
                     yield from submodule.skeleton.modules()
 
 
-def modules_of(kind: type[T], *modules: object) -> list[T]:
+def modules_of(kind: type[Kind], *modules: object) -> list[Kind]:
     """Return the modules of a class among :func:`submodules`."""
     return [module for module in submodules(*modules) if isinstance(module, kind)]
 

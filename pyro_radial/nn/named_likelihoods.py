@@ -49,7 +49,7 @@ class NamedLikelihoods(nn.Module):
     ) -> dict[str, Tensor]:
         """Record all outputs and observe or sample all targets, by name."""
         f = self.function_values(f)
-        targets = {} if y is None else self._observed(y)
+        targets = {} if y is None else self._split_targets(y)
         result = {}
         for name, likelihood in self.by_name.items():
             with _in_errors(name), _Prefixed(name):
@@ -71,7 +71,7 @@ class NamedLikelihoods(nn.Module):
 
     def check_target(self, f: Mapping[str, Tensor], y: object) -> None:
         """Raise a ValueError if targets do not fit these outputs, or all are missing."""
-        for name, (target, _) in self._observed(y).items():
+        for name, (target, _) in self._split_targets(y).items():
             with _in_errors(name):
                 self.by_name[name].check_target(f[name], target)
 
@@ -94,7 +94,7 @@ class NamedLikelihoods(nn.Module):
                 noise[f"{name}.{argument}"] = value
         return noise
 
-    def _observed(self, y: object) -> dict[str, tuple[Tensor, Tensor]]:
+    def _split_targets(self, y: object) -> dict[str, tuple[Tensor, Tensor]]:
         """Return, for each output, its targets with zeros for missing ones, and a mask of those that are there."""
         if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
             got = list(y) if isinstance(y, Mapping) else type(y).__name__

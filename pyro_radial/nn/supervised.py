@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
-from pyro_radial._pyro.types import Batch, Message, Site
+from pyro_radial._pyro.types import Batch, Message, Node
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.functional_net import Arguments
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, is_target
@@ -273,7 +273,7 @@ class ModelNetwork:
             parameters = self.bnn.sample_parameters()
             if self.noise_sites:
                 self.likelihood.noise(torch.zeros(1, dtype=self.bnn.dtype, device=self.bnn.device))
-        nodes: Mapping[str, Site] = capture.trace.nodes
+        nodes: Mapping[str, Node] = capture.trace.nodes
         noise = {
             argument: nodes[site]["value"].reshape(1) for argument, site in self.noise_sites.items()
         }

@@ -13,7 +13,7 @@ from pyro.poutine.messenger import Messenger
 
 from pyro_radial._pyro.checks import check_function, check_list
 from pyro_radial._pyro.compat import is_subsample
-from pyro_radial._pyro.types import Guide, Message, Site
+from pyro_radial._pyro.types import Guide, Message, Node
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.local.unit_noise import NOISE, OFFER, UnitNoise, unit_noise
 
@@ -147,12 +147,12 @@ def draw_after_all(msg: Message) -> None:
             del msg[name]
 
 
-def is_drawn(site: Site) -> bool:
+def is_drawn(site: Node) -> bool:
     """Return whether a site has a value, and was not left undrawn."""
     return site["infer"].get(NOISE) is None
 
 
-def check_drawn(name: str, site: Site, needs: str) -> None:
+def check_drawn(name: str, site: Node, needs: str) -> None:
     """Raise a ValueError that begins with ``needs`` if a site was left undrawn."""
     if not is_drawn(site):
         raise ValueError(

@@ -11,7 +11,7 @@ from pyro.poutine.messenger import Messenger
 
 from pyro_radial._pyro.checks import check_function
 from pyro_radial._pyro.compat import is_deterministic, is_subsample
-from pyro_radial._pyro.types import Guide, Message, Site
+from pyro_radial._pyro.types import Guide, Message, Node
 from pyro_radial.distributions.moments import center
 from pyro_radial.poutine.local_reparameterization import draw_after_all
 
@@ -69,7 +69,7 @@ def mean_only(guide: Guide | None = None) -> Any:
     )
 
 
-def _has_target(msg: Site) -> bool:
+def _has_target(msg: Node) -> bool:
     """Return whether a site holds the targets of a likelihood or other data, and no ``deterministic`` or ``factor``."""
     computed = is_deterministic(msg) or msg["infer"].get("is_auxiliary", False)
     return bool(msg["infer"].get("is_target", False) or (msg["is_observed"] and not computed))

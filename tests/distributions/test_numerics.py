@@ -20,21 +20,21 @@ def test_the_mean_log_of_a_half_normal_is_its_integral():
     assert stats.halfnorm.expect(math.log) == pytest.approx(MEAN_LOG_HALF_NORMAL, abs=1e-7)
 
 
-@pytest.mark.parametrize("dim", [1, numerics._FEW, numerics._FEW + 1, 10_000])
+@pytest.mark.parametrize("dim", [1, numerics._SHORT_ROW, numerics._SHORT_ROW + 1, 10_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sum_of_a_row_is_exact_to_its_dtypes_last_digits(dim, dtype):
     rows = 1.0 + torch.rand(7, dim, dtype=dtype)
     value, exact = row_sum(rows), [math.fsum(row) for row in rows.tolist()]
     assert value.dtype == torch.float64
     # Few numbers of float32 are added in float32, each sum rounded to 6e-8.
-    tolerance = 1e-6 if dtype == torch.float32 and dim <= numerics._FEW else 1e-13
+    tolerance = 1e-6 if dtype == torch.float32 and dim <= numerics._SHORT_ROW else 1e-13
     assert value.tolist() == pytest.approx(exact, rel=tolerance)
 
 
 def test_only_few_numbers_of_float32_are_added_in_float32():
     # In float32 the small ones vanish beside the large one.
-    rows = torch.full((numerics._FEW + 1,), 1e-4)
+    rows = torch.full((numerics._SHORT_ROW + 1,), 1e-4)
     rows[0] = 2.0**20
-    exact = 2.0**20 + numerics._FEW * float(rows[1])
+    exact = 2.0**20 + numerics._SHORT_ROW * float(rows[1])
     assert float(row_sum(rows)) == pytest.approx(exact, abs=1e-9)
     assert float(row_sum(rows[:-1])) != pytest.approx(exact - float(rows[1]), abs=1e-9)

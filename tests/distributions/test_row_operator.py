@@ -57,7 +57,7 @@ def test_its_gradient_is_that_of_its_own_steps(family, dtype):
 def test_rows_in_groups_are_those_at_once(family, monkeypatch):
     arguments = arguments_of((50, 3))
     at_once = OPERATORS[family](*arguments, True)
-    monkeypatch.setattr(row_operator, "_CHUNK", 4 * 3 * arguments[2].shape[-2])
+    monkeypatch.setattr(row_operator, "_NUMBERS_AT_ONCE", 4 * 3 * arguments[2].shape[-2])
     for part, whole in zip(OPERATORS[family](*arguments, True), at_once, strict=True):
         torch.testing.assert_close(part, whole)
 

@@ -25,12 +25,12 @@ DIRECTION_SEED: int | None = 0
 # Added to the seed: a user's own seed is often 0 too, and means drawn with it would lie along the directions.
 _STREAM = 0x5851F42D
 # Up to this many weighted directions are added one by one.
-_FEW = 8
+_FEW_DIRECTIONS = 8
 # Terms of the expansion: the error is below 1e-13, and with fewer terms below 1e-8, less than a digit of float32.
 ALL_TERMS = 32
 _FEW_TERMS = 20
 # Points at a time, so that each step of the recurrence stays in the processor's cache.
-_CHUNK = 2**15
+_POINTS_AT_ONCE = 2**15
 
 
 @settings.register("radial_kl_directions", __name__, "NUM_DIRECTIONS")
@@ -80,7 +80,7 @@ def project(directions: Tensor, vector: Tensor) -> Tensor:
 
 def combine(weights: Tensor, directions: Tensor) -> Tensor:
     """Return the sum of the directions, ``[*batch, D]``, with weights ``[directions, *batch, 1]``."""
-    if len(weights) > _FEW:
+    if len(weights) > _FEW_DIRECTIONS:
         return (weights.squeeze(-1).movedim(0, -1).unsqueeze(-2) @ directions).squeeze(-2)
     # A product of small matrices is slow.
     total = weights[0] * directions.select(-2, 0)
@@ -175,12 +175,16 @@ def excess_log_square(offset: Tensor, width: Tensor, terms: int = ALL_TERMS) -> 
 
     Source: Weideman (1994), "Computation of the complex error function", SIAM J. Numer. Anal. 31.
     """
-    return by_chunks(partial(_excess, expansion=_EXPANSIONS[terms]), (offset, width), _CHUNK)
+    return by_chunks(
+        partial(_excess, expansion=_EXPANSIONS[terms]), (offset, width), _POINTS_AT_ONCE
+    )
 
 
 def slopes_of_log_square(offset: Tensor, width: Tensor, terms: int = ALL_TERMS) -> Tensor:
     """Return the derivatives of :func:`excess_log_square` in b and c, ``[2, ...]``, with the same arguments."""
-    return by_chunks(partial(_slope, expansion=_EXPANSIONS[terms]), (offset, width), _CHUNK)
+    return by_chunks(
+        partial(_slope, expansion=_EXPANSIONS[terms]), (offset, width), _POINTS_AT_ONCE
+    )
 
 
 def _excess(b: Tensor, c: Tensor, expansion: _Expansion) -> Tensor:

@@ -23,7 +23,7 @@ from pyro_radial.distributions.numerics import MEAN_LOG_HALF_NORMAL, log_sphere_
 # Below this the slopes of the controls stay constant in C: at zero they have a pole.
 _LEAST_C = 1e-24
 # From this C on an expansion in 1 / C is good to 1e-9; pairs of power and coefficient, the highest power first.
-_FAR = 1000.0
+_FAR_C = 1000.0
 _MOMENTS = [(4, -105.0), (3, 15.0), (2, -3.0), (1, 1.0)]
 
 
@@ -262,8 +262,8 @@ def _slope_in_a(c: Tensor, terms: int) -> list[Tensor]:
     first = 0.5 * (part - c * rest)
     second = 0.5 * ((1.0 + c) * first - c * rest)
     # Where the differences cancel, the moments of r^2 in powers of 1 / C.
-    inverse, far = 1.0 / c.clamp(min=_FAR), [torch.zeros_like(c)] * 3
+    inverse, far = 1.0 / c.clamp(min=_FAR_C), [torch.zeros_like(c)] * 3
     for power, moment in _MOMENTS:
         far = [inverse * (value + moment * (-power) ** order) for order, value in enumerate(far)]
     near = rest, -first, -second
-    return [0.5 * torch.where(c > _FAR, *pair) for pair in zip(far, near, strict=True)]
+    return [0.5 * torch.where(c > _FAR_C, *pair) for pair in zip(far, near, strict=True)]

@@ -32,13 +32,13 @@ from pyro_radial.distributions.numerics import by_chunks
 LEAST_LAMBDA = 20.0
 NUM_TERMS = 14
 # The most that economising a series may change its value.
-_TOLERANCE = 1e-17
+_SERIES_TOLERANCE = 1e-17
 # Nodes and weights on (0, 1): 10 points give the integral over a factor of e to 5e-15.
 _GAUSS_LEGENDRE = [
     (0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(10), strict=True)
 ]
 # Elements at a time; each has ten points.
-_CHUNK = 2**10
+_INTEGRALS_AT_ONCE = 2**10
 # How many growth factors are multiplied before a logarithm is taken: fewer logarithms, and no overflow in float32.
 _GROUP = 4
 
@@ -135,7 +135,7 @@ def expansion_polynomials() -> tuple[list[np.ndarray], list[np.ndarray]]:
 def _economise(series: Polynomial) -> tuple[float, ...]:
     """Return the shortest polynomial in x = 2t - 1 within the tolerance of ``series`` for t from 0 to 1."""
     chebyshev = series.convert(kind=Chebyshev, domain=[0.0, 1.0])
-    dropped = np.cumsum(np.abs(chebyshev.coef[::-1])) < _TOLERANCE
+    dropped = np.cumsum(np.abs(chebyshev.coef[::-1])) < _SERIES_TOLERANCE
     short = chebyshev.truncate(max(2, len(dropped) - int(dropped.sum())))
     return tuple(short.convert(kind=Polynomial, domain=[0.0, 1.0]).coef[::-1].tolist())
 
@@ -271,7 +271,7 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
     """
     near = (p < math.e * q) & (q < math.e * p)
     log_ratio = torch.where(near, ((p - q) / torch.where(near, q, 1.0)).log1p(), 0.0)
-    integral = by_chunks(partial(_rising_integral, plan=plan), (q, log_ratio), _CHUNK)
+    integral = by_chunks(partial(_rising_integral, plan=plan), (q, log_ratio), _INTEGRALS_AT_ONCE)
     # Both formulas share the walks down the rungs.
     v_q = uniform_variables(q, plan.shifted_lam)
     v_p = uniform_variables(p, plan.shifted_lam)

@@ -24,7 +24,7 @@ from pyro_radial.distributions.vmf import bessel
 from pyro_radial.distributions.vmf.bessel import bessel_plan
 
 # Elements at a time: in few dimensions a formula has a few hundred steps.
-_CHUNK = 2**14
+_ELEMENTS_AT_ONCE = 2**14
 
 
 def log_mean_exp_cosine(concentration: Tensor, dim: int) -> Tensor:
@@ -98,7 +98,9 @@ class _Scalar(torch.autograd.Function):
     @staticmethod
     def forward(concentration: Tensor, dim: int, name: str) -> Tensor:
         return by_chunks(
-            partial(getattr(bessel, name), plan=bessel_plan(dim)), (concentration,), _CHUNK
+            partial(getattr(bessel, name), plan=bessel_plan(dim)),
+            (concentration,),
+            _ELEMENTS_AT_ONCE,
         )
 
     @staticmethod
@@ -129,7 +131,9 @@ class _SameMeanKL(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, p: Tensor, dim: int) -> Tensor:
-        return by_chunks(partial(bessel.same_mean_kl, plan=bessel_plan(dim)), (q, p), _CHUNK)
+        return by_chunks(
+            partial(bessel.same_mean_kl, plan=bessel_plan(dim)), (q, p), _ELEMENTS_AT_ONCE
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:

@@ -34,7 +34,7 @@ FIRST_PROPOSALS = 3
 # From this lambda on, 13 terms are good to 1e-11 down to 6 standard deviations below the mean.
 LEAST_SLOPE_LAMBDA = 12.0
 NUM_SLOPE_TERMS = 13
-_TOLERANCE = 1e-13
+_TERM_TOLERANCE = 1e-13
 # The number of terms is chosen for draws at these numbers of standard deviations from the mean.
 _STDDEVS = (-6.0, 0.0, 4.0)
 # Rounding takes g out of its range by less than this.
@@ -272,7 +272,7 @@ def _table(lam: float) -> list[list[float]]:
     scaled = (
         np.array(gamma, dtype=float) / lam ** (k + 1) for k, gamma in enumerate(slope_polynomials())
     )
-    terms = list(takewhile(lambda term: _largest_share(term, lam) >= _TOLERANCE, scaled))
+    terms = list(takewhile(lambda term: _largest_share(term, lam) >= _TERM_TOLERANCE, scaled))
     table = np.zeros_like(terms[-1])
     for term in terms:
         table[: term.shape[0], : term.shape[1]] += term

@@ -116,14 +116,14 @@ class PosteriorProcess(FunctionPrior):
         :param int num_outputs: O, by default the network's own.
         :raises ValueError: naming the argument that does not fit.
         """
-        return self._of_function(Linearization.marginals, x, num_outputs)
+        return self._function_moments(Linearization.marginals, x, num_outputs)
 
     def moments(self, x: Tensor, num_outputs: int | None = None) -> tuple[Tensor, Tensor]:
         """Return mean ``[N, O]`` and covariances ``[O, N, N]`` in float64, differentiable in ``x``.
 
         The arguments are those of :meth:`marginals`.
         """
-        return self._of_function(Linearization.moments, x, num_outputs)
+        return self._function_moments(Linearization.moments, x, num_outputs)
 
     def posterior(
         self, x: Tensor, y: Tensor, at: Tensor, observation_noise: float
@@ -148,7 +148,7 @@ class PosteriorProcess(FunctionPrior):
         """Return the sites, for printing."""
         return f"sites={self._sites}"
 
-    def _of_function(
+    def _function_moments(
         self,
         moments: Callable[[Linearization, Tensor], tuple[Tensor, Tensor]],
         x: Tensor,

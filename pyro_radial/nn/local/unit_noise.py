@@ -45,7 +45,7 @@ class UnitNoise:
     Example::
 
         >>> noise = UnitNoise(torch.zeros(2, 3), torch.ones(2, 3), 2, half_normal)
-        >>> noise.draw((5, 2, 3)).shape, noise.of_outputs(torch.ones(5, 2)).shape
+        >>> noise.draw((5, 2, 3)).shape, noise.draw_for_outputs(torch.ones(5, 2)).shape
         (torch.Size([5, 2, 3]), torch.Size([5, 2]))
     """
 
@@ -79,7 +79,7 @@ class UnitNoise:
         )
         return noise / norm.clamp_min(LEAST_SQUARE).to(noise.dtype)
 
-    def of_outputs(self, stddev: Tensor) -> Tensor:
+    def draw_for_outputs(self, stddev: Tensor) -> Tensor:
         r"""Draw what the noise of a matrix ``[out, in]`` adds to the outputs of a linear layer.
 
         With :math:`v_j^2 = \sum_i \mathrm{scale}_{ji}^2 a_i^2`, the noise of output j is :math:`v_j` times one
@@ -171,9 +171,11 @@ def noisy_output(layer: nn.Module, x: Tensor, weight: Parameter, bias: Parameter
             noise = _flipped_output(layer, x, weight)
         elif isinstance(bias, UnitNoise) and weight.radius is None and bias.radius is None:
             # The sum of two normals is normal.
-            return mean + weight.of_outputs(_stddev(x, weight.scale, bias.scale)).to(mean.dtype)
+            return mean + weight.draw_for_outputs(_stddev(x, weight.scale, bias.scale)).to(
+                mean.dtype
+            )
         else:
-            noise = weight.of_outputs(_stddev(x, weight.scale))
+            noise = weight.draw_for_outputs(_stddev(x, weight.scale))
     if isinstance(bias, UnitNoise):
         of_bias = _at_channels(
             layer, bias.scale * bias.unit((len(x), *bias.scale.shape)), mean.dim()

@@ -28,7 +28,7 @@ def posterior(make, outputs, inputs, dtype=torch.float32):
 def outputs_of(noise, a, number):
     """Outputs of a linear layer for as many rows of one input."""
     stddev = ((noise.scale * a) ** 2).sum(-1).sqrt()
-    return noise.loc @ a + noise.of_outputs(stddev.expand(number, -1))
+    return noise.loc @ a + noise.draw_for_outputs(stddev.expand(number, -1))
 
 
 @each_posterior
@@ -66,7 +66,7 @@ def test_a_radius_of_a_user_s_own_is_that_of_the_outputs(radius_dim, shape):
 def test_noise_has_the_dtype_of_its_parameters(make, dtype):
     noise = unit_noise(posterior(make, 3, 4, dtype))
     assert noise.draw((5, 3, 4)).dtype == dtype
-    outputs = noise.of_outputs(torch.rand(5, 3, dtype=dtype))
+    outputs = noise.draw_for_outputs(torch.rand(5, 3, dtype=dtype))
     assert outputs.dtype == dtype
     assert torch.isfinite(outputs).all()
 
