@@ -15,27 +15,25 @@ from torch.distributions.constraints import MixtureSameFamilyConstraint
 class _Finite(constraints.Constraint):
     """A half-line without infinity; torch's own constraints include it."""
 
-    def __init__(self, name: str, half_line: constraints.Constraint) -> None:
+    def __init__(self, name: str, base_constraint: constraints.Constraint) -> None:
         self.name = name
-        self.half_line = half_line
+        self.base_constraint = base_constraint
 
     def check(self, value: Tensor) -> Tensor:
-        return self.half_line.check(value) & (value < math.inf)
+        return self.base_constraint.check(value) & (value < math.inf)
 
     def __repr__(self) -> str:
         return f"{self.name}()"
 
 
-@biject_to.register(_Finite)
-@transform_to.register(_Finite)
-def _transform_to_finite(constraint: _Finite) -> torch.distributions.Transform:
-    return biject_to(constraint.half_line)
-
-
+# torch knows no transform to the support of a mixture, so autoguides could not start.
 @biject_to.register(MixtureSameFamilyConstraint)
 @transform_to.register(MixtureSameFamilyConstraint)
-def _transform_to_mixture(constraint: MixtureSameFamilyConstraint) -> torch.distributions.Transform:
-    # torch knows no transform to the support of a mixture, so autoguides could not start.
+@biject_to.register(_Finite)
+@transform_to.register(_Finite)
+def _transform_to_base(
+    constraint: _Finite | MixtureSameFamilyConstraint,
+) -> torch.distributions.Transform:
     return biject_to(constraint.base_constraint)
 
 

@@ -129,15 +129,14 @@ class RadialDirectional(TorchDistribution):
         # Torch cannot check the support of a tensor without elements.
         if self._validate_args and not (isinstance(value, Tensor) and value.numel() == 0):
             self._validate_sample(value)
+        dim = self.event_shape[0]
         norm = torch.linalg.vector_norm(value, dim=-1, dtype=accumulation_dtype(value))
         away = norm > 0
         # At zero any radius and direction will do: the density there is set below, and no gradient passes.
         rho = torch.where(away, norm, 1.0)
-        unit = torch.where(
-            away.unsqueeze(-1), value / rho.to(value.dtype).unsqueeze(-1), self._dim**-0.5
-        )
+        unit = torch.where(away.unsqueeze(-1), value / rho.to(value.dtype).unsqueeze(-1), dim**-0.5)
         log_direction = self.direction.log_prob(unit)
-        density = self.radius.log_prob(rho) + log_direction - (self._dim - 1) * rho.log()
+        density = self.radius.log_prob(rho) + log_direction - (dim - 1) * rho.log()
         at_pole = torch.where(self.radius.support.check(torch.zeros_like(rho)), math.inf, -math.inf)
         return torch.where(away, density, at_pole).to(
             torch.promote_types(value.dtype, log_direction.dtype)
@@ -149,12 +148,8 @@ class RadialDirectional(TorchDistribution):
         :raises NotImplementedError: if E[log r] has no formula here; it has one for ``LogNormal``, ``HalfNormal``,
             ``Gamma``, ``InverseGamma`` and ``HalfCauchy``.
         """
-        mean_jacobian = (self._dim - 1) * mean_log(self.radius)
+        mean_jacobian = (self.event_shape[0] - 1) * mean_log(self.radius)
         return self.radius.entropy() + self.direction.entropy() + mean_jacobian
-
-    @property
-    def _dim(self) -> int:
-        return self.event_shape[0]
 
 
 MEAN_LOGS: dict[type[Distribution], Callable[[Any], Tensor]] = {

@@ -65,9 +65,9 @@ def gaussian_sample(
 ) -> Tensor:
     """Draw values ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[O, N, N]``."""
     num_points, num_outputs = mean.shape
-    covariance = distinct_covariances(covariance)
     noise = torch.randn(num_outputs, num_points, num_samples, dtype=mean.dtype, device=mean.device)
-    return mean + (cholesky(covariance, jitter) @ noise).permute(2, 1, 0)
+    factor = cholesky(distinct_covariances(covariance), jitter)
+    return mean + (factor @ noise).permute(2, 1, 0)
 
 
 def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:

@@ -130,10 +130,13 @@ def num_chunks(
     layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], num_outputs: int, num_rows: int
 ) -> int:
     """Return into how many chunks to split the rows, so that the gradients of one chunk fit a processor's cache."""
-    size = sum(math.prod(layer.shape) for layer in layers)
-    convolutions = [layer.weight for layer in layers if layer.weight and not layer.is_dense]
-    size += max((variance[weight].numel() for weight in convolutions), default=0)
-    return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
+    size = 0
+    largest = 0
+    for layer in layers:
+        size += math.prod(layer.shape)
+        if layer.weight and not layer.is_dense:
+            largest = max(largest, variance[layer.weight].numel())
+    return min(num_rows, -(-num_rows * num_outputs * (size + largest) // MAX_GRADIENTS))
 
 
 def _find_layers(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
