@@ -22,6 +22,7 @@ from pyro_radial.distributions.numerics import (
 )
 from pyro_radial.distributions.vmf import functions
 from pyro_radial.distributions.vmf.sampling import (
+    as_column,
     sample_direction,
     sample_one_minus_cosine,
     sample_uniform_direction,
@@ -111,7 +112,7 @@ class VonMisesFisherStable(TorchDistribution):
     @property
     def mean(self) -> Tensor:
         r"""Return :math:`A \mu`, which is shorter than 1."""
-        return self.loc * self._column(functions.mean_cosine(self.concentration, self.dim))
+        return self.loc * as_column(functions.mean_cosine(self.concentration, self.dim), self.loc)
 
     @property
     def variance(self) -> Tensor:
@@ -122,7 +123,7 @@ class VonMisesFisherStable(TorchDistribution):
         )
         along = functions.cosine_variance(self.concentration, self.dim)
         squared = self.loc.square()
-        return self._column(across) * (1.0 - squared) + self._column(along) * squared
+        return as_column(across, squared) * (1.0 - squared) + as_column(along, squared) * squared
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draw a sample with gradients to ``loc`` and ``concentration``, ``[*sample_shape, *batch, m]``.
@@ -151,9 +152,6 @@ class VonMisesFisherStable(TorchDistribution):
         """Return the exact entropy in nats, ``[*batch]``: the sphere's log-area minus the KL to the uniform."""
         kl = functions.vmf_kl_to_uniform(to_accumulation_dtype(self.concentration), self.dim)
         return (log_sphere_area(self.dim) - kl).to(self.loc.dtype)
-
-    def _column(self, rows: Tensor) -> Tensor:
-        return rows.to(self.loc.dtype).unsqueeze(-1)
 
 
 class HypersphericalUniform(TorchDistribution):

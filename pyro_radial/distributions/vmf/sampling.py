@@ -44,7 +44,7 @@ _SLACK = 1e-6
 def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Draw uniform unit vectors of this shape, in the dtype and on the device of ``like``."""
     normal = _normal(shape, _widen(like))
-    return normal.mul_(_column(vecdot(normal, normal).rsqrt(), normal)).to(like.dtype)
+    return normal.mul_(as_column(vecdot(normal, normal).rsqrt(), normal)).to(like.dtype)
 
 
 def sample_one_minus_cosine(concentration: Tensor, dim: int) -> Tensor:
@@ -149,7 +149,7 @@ class _Direction(torch.autograd.Function):
         length = (gap * (2.0 - gap) / vecdot(normal, normal)).sqrt()
         across = length * vecdot(loc, normal)
         value = torch.addcmul(
-            normal.mul_(_column(length, loc)), loc, _column(cosine - across / q, loc)
+            normal.mul_(as_column(length, loc)), loc, as_column(cosine - across / q, loc)
         )
         value.select(-1, 0).copy_(cosine * first - sign * across)
         return value
@@ -169,7 +169,7 @@ class _Direction(torch.autograd.Function):
             alpha = (cosine + sign * value.select(-1, 0)) / q
             beta = (along + sign * grad.select(-1, 0)) / q
             # The multiple of loc is left out: it would be the gradient in the length, which is fixed at 1.
-            by_loc = torch.addcmul(grad * _column(alpha, loc), value, _column(-beta, loc))
+            by_loc = torch.addcmul(grad * as_column(alpha, loc), value, as_column(-beta, loc))
         if ctx.needs_input_grad[1]:
             tangent = vecdot(value, grad) - cosine * along
             by_gap = cosine / (gap * (2.0 - gap)) * tangent - along
@@ -195,7 +195,8 @@ def _normal(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return normal
 
 
-def _column(rows: Tensor, like: Tensor) -> Tensor:
+def as_column(rows: Tensor, like: Tensor) -> Tensor:
+    """Return values of rows, ``[...]``, as ``[..., 1]`` in the dtype of ``like``."""
     return rows.to(like.dtype).unsqueeze(-1)
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -229,7 +228,7 @@ class Linearization:
                         self.function, structure.layers, self.mean, variance, rows
                     )
                 means.append(mean)
-                sums.append(sum(starmap(of_term, terms)))
+                sums.append(sum(of_term(*term) for term in terms))
         else:
             blocks = self._blocks_of(structure.sites)
             for mean, jacobian in self._jacobians(x, structure.num_outputs):
@@ -315,10 +314,13 @@ def _merge_diagonal(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
         return list(blocks)
-    sites = chain.from_iterable(block.sites for block in diagonal)
-    variance = torch.cat([block.covariance.flatten() for block in diagonal])
     others = [block for block in blocks if not block.is_diagonal]
-    return [CovarianceBlock(tuple(sites), variance), *others]
+    sites: list[str] = []
+    variances = []
+    for block in diagonal:
+        sites += block.sites
+        variances.append(block.covariance.flatten())
+    return [CovarianceBlock(tuple(sites), torch.cat(variances)), *others]
 
 
 def _loop_over(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

@@ -201,9 +201,9 @@ class _Call:
         dims = LAYERS[type(self.layer)]
         expected = input.dim() >= 2 if dims == 1 else input.dim() == dims
         if not expected or len(input) != self.rows:
-            shape = list(input.shape)
             raise _NotLocalError(
-                self.name, f"its layer's input, {shape}, has no row for each of {self.rows} rows"
+                self.name,
+                f"its layer's input, {list(input.shape)}, has no row for each of {self.rows} rows",
             )
         return noisy_output(self.layer, input, self.weight, self.bias)
 
