@@ -175,6 +175,7 @@ def _weight_tensors(posterior: dict[str, Distribution]) -> Iterator[str]:
 def _directional(
     posterior: dict[str, Distribution], sites: TensorSites, side: Side
 ) -> Tensor | None:
+    """Score the groups of one side of a tensor with radial-directional sites, or return None if it has none there."""
     if sites.direction(side) not in posterior:
         return None
     radius = sites.local_radius(side)
@@ -185,6 +186,7 @@ def _directional(
 
 
 def _ratio(distribution: Distribution, side: Side) -> Tensor:
+    """Score the rows or columns of a weight tensor by the logarithm of the signal-to-noise ratio, ``[groups]``."""
     squares = distribution.mean.square()
     variance = distribution.variance
     if side == "column":

@@ -54,13 +54,12 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
 
     Each step of a long formula then stays in the processor's cache.
     """
-    shape = tensors[0].shape
     # Other devices and compilers have their own ways.
     if is_traced() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
         return function(*tensors)
     split = [tensor.flatten().split(size) for tensor in tensors]
     joined = torch.cat([function(*part) for part in zip(*split, strict=True)], -1)
-    return joined.reshape(joined.shape[:-1] + shape)
+    return joined.reshape(joined.shape[:-1] + tensors[0].shape)
 
 
 def begin_expand(

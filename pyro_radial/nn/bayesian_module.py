@@ -292,6 +292,7 @@ class BayesianModule(UniquelyNamed):
         return pyro.sample(name, prior, infer={"initial_value": initial})  # type: ignore[arg-type]
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
+        """Return the value of a parameter in a draw, of the parameter's shape; one not in use keeps its first value."""
         value: Any = draw.get(name, self._initial[name])
         check_types(Tensor, **{f"draw[{name!r}]": value})
         if name not in draw and self._in_use(name):

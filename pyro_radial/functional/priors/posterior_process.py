@@ -83,15 +83,12 @@ class PosteriorProcess(FunctionPrior):
         self.model: Any = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         self.function_site = function_site
         self._sites = tuple(mean)
-        self._blocks = tuple((block.sites, block.is_full) for block in blocks)
+        # The sites of each block, and whether it is full and has a factor.
+        self._blocks = tuple((b.sites, b.is_full, b.factor is not None) for b in blocks)
         self._structures: dict[tuple[object, ...], Structure] = {}
         self.means = _buffers([mean[site] for site in self._sites])
         self.covariances = _buffers([block.covariance for block in blocks])
-        factored = {
-            place: block.factor for place, block in enumerate(blocks) if block.factor is not None
-        }
-        self._factored = tuple(factored)
-        self.factors = _buffers(list(factored.values()))
+        self.factors = _buffers([block.factor for block in blocks if block.factor is not None])
         self.requires_grad_(False)
         self.eval()
 
@@ -99,11 +96,13 @@ class PosteriorProcess(FunctionPrior):
     def linearization(self) -> Linearization:
         """The linearized model, which shares the buffers."""
         means = dict(zip(self._sites, self.means.buffers(), strict=True))
-        factors = dict(zip(self._factored, self.factors.buffers(), strict=True))
+        factors = self.factors.buffers()
         blocks = []
-        for place, (sites, is_full) in enumerate(self._blocks):
-            covariance = self.covariances.get_buffer(str(place))
-            blocks.append(CovarianceBlock(sites, covariance, is_full, factors.get(place)))
+        for (sites, is_full, has_factor), covariance in zip(
+            self._blocks, self.covariances.buffers(), strict=True
+        ):
+            factor = next(factors) if has_factor else None
+            blocks.append(CovarianceBlock(sites, covariance, is_full, factor))
         return Linearization(self.model, means, blocks, self.function_site, self._structures)
 
     def train(self, mode: bool = True) -> "PosteriorProcess":
