@@ -1,12 +1,13 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How the files of the package are built: which package may import which, and the order of a docstring's parts."""
+"""How the files are built: which package may import which, which names mean one thing, the order of docstrings."""
 
 import ast
 import graphlib
 import itertools
 import re
+from collections import Counter
 from pathlib import Path
 
 from tools import size
@@ -55,6 +56,23 @@ OWN_SUBJECTS = {
     "soak",
     "tools",
     "tutorials",
+}
+#: Functions and classes of one name in two modules, each a thing of its own. Rename rather than add to them.
+SHARED_NAMES = {
+    "Evaluation",
+    "Pair",
+    "Rates",
+    "_check",
+    "_draws",
+    "_matched",
+    "_names",
+    "_of_numbers",
+    "_parts",
+    "_tensors",
+    "_trained",
+    "_weighted",
+    "described",
+    "evaluate",
 }
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")
 
@@ -119,6 +137,16 @@ def test_only_packages_and_modules_that_users_import_from_list_their_names():
     listing = {path for path in MODULES if "\n__all__ = " in path.read_text()}
     others = {path for path in listing if path.name not in ("__init__.py", "plots.py", *size.PUBLIC_MODULES)}
     assert [dotted(path) for path in others] == ["_pyro.compat"]
+
+
+def test_a_name_means_one_thing():
+    definitions = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name != "_"
+    )
+    assert {name for name, count in definitions.items() if count > 1} <= SHARED_NAMES
 
 
 def test_docstrings_keep_the_order_of_their_parts():
