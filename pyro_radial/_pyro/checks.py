@@ -177,17 +177,17 @@ def proper_fraction(argument: str, value: object) -> float:
 
 
 def has_state(thing: object) -> bool:
-    """Return whether a thing has the methods of a module to return and load its state, or its extra state."""
+    """Return whether an object has the methods of a module to return and load its state, or its extra state."""
     return bool(_state_methods(thing))
 
 
 def states(things: Mapping[str, object]) -> dict[str, Any]:
-    """Return the states of the things that have one, by name."""
+    """Return the states of the objects that have one, by name."""
     return {name: _state_methods(thing)[0]() for name, thing in things.items() if has_state(thing)}
 
 
 def load_states(things: Mapping[str, object], saved: Mapping[str, object]) -> None:
-    """Load the states that :func:`states` returned; raises a ValueError before any if a thing has no state."""
+    """Load the states that :func:`states` returned; raise a ValueError before that if an object has no state."""
     for name in saved:
         if not has_state(things.get(name)):
             kind = type(things.get(name)).__name__

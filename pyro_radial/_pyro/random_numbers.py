@@ -41,12 +41,12 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def _before_fork() -> None:
-    """Wait for the turn of another thread, whose handlers, seeds and modes the child would have forever."""
+    """Wait until another thread's turn ends; otherwise the child would keep its handlers, seeds and modes."""
     _forks.waited = _turn.acquire(timeout=FORK_SECONDS)
 
 
 def _after_fork(in_child: bool) -> None:
-    """Give back the turn; a child that waited in vain forgets the lock and handlers of the other thread."""
+    """Give back the turn; a child that did not get it makes a new lock and leaves the other thread's handlers."""
     global _turn
     if _forks.waited:
         _turn.release()

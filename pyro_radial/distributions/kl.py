@@ -90,7 +90,7 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     kinds = RadialNormal | Normal
     if not isinstance(leaf(q), kinds) or not isinstance(leaf(p), kinds):
         raise NotImplementedError
-    kl = _with_masks(q, p)
+    kl = _masked_divergence(q, p)
     # If q has no batch of its own, p's may have been folded to size one.
     return kl.to(leaf(q).loc.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
@@ -198,8 +198,8 @@ def _read_parameters(q: Distribution) -> _Parameters:
     return _Parameters(loc, scale, None, 1, 0.5 * (1.0 + math.log(2.0 * math.pi)))
 
 
-def _with_masks(q: Distribution, p: Distribution) -> Tensor:
-    """Return the divergence, as one sum where both sides count, so that no large terms cancel."""
+def _masked_divergence(q: Distribution, p: Distribution) -> Tensor:
+    """Return the divergence of distributions with masks; no large terms cancel where both sides count."""
     try:
         q_mask = mask_of(q)
         p_mask = mask_of(p)
@@ -218,7 +218,7 @@ def _with_masks(q: Distribution, p: Distribution) -> Tensor:
 
 
 def _divergence(q: Distribution, p: Distribution) -> Tensor:
-    """Return the divergence without masks, where each element has one term in the sum."""
+    """Return the divergence of distributions without masks, as a sum with one term for each element."""
     parameters = _read_parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)

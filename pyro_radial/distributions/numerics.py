@@ -65,7 +65,7 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
 def begin_expand(
     distribution: TorchDistribution, cls: type, batch_shape: Sequence[int], instance: object
 ) -> Any:
-    """Return what ``expand`` of a class begins with: an instance of this batch shape, without parameters."""
+    """Return an instance of a class with this batch shape and no parameters yet, for its ``expand`` to fill."""
     new = distribution._get_checked_instance(cls, instance)
     shape = check_shape("batch_shape", batch_shape, distribution.batch_shape)
     TorchDistribution.__init__(new, shape, distribution.event_shape, validate_args=False)

@@ -61,7 +61,7 @@ def map_leaf(function: Callable[[Any], object], distribution: object) -> Any:
 
 
 def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: object) -> Tensor:
-    """Turn a quantity of the leaf, such as its entropy, into that of the whole nesting, as for a log-density."""
+    """Sum, mask and expand a quantity of the leaf, such as its entropy, as the wrappers do with a log-density."""
     if not isinstance(distribution, WRAPPERS):
         return of_leaf(distribution)
     value = carry_to_batch(of_leaf, distribution.base_dist)

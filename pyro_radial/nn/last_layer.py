@@ -45,7 +45,7 @@ def _call_hook(
 
 
 class LastLayerFinder:
-    """Finds the linear layer whose output is that of the network, in a run of the network."""
+    """Finds the linear layer whose output is the network's output, in a run of the network."""
 
     def __init__(self) -> None:
         #: The place of the layer in the network; None before a run, and for a network that ends with something else.
