@@ -48,21 +48,22 @@ def linear_layers(
         return None
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     modules = _modules(function, layers)
-    called: dict[str, list[tuple[int, ...]]] = {place: [] for place in modules}
+    # The shape of a layer's output for one input; empty if the layer is called again, or with another input.
+    shapes: dict[str, tuple[int, ...]] = {}
 
     def cut(place: str, a: Tensor, output: Tensor) -> Tensor:
         fits = a.dim() == (2 if isinstance(modules[place], nn.Linear) else 4) and len(a) == len(x)
-        called[place].append(tuple(output.shape[1:]) if fits else ())
+        shapes[place] = tuple(output.shape[1:]) if fits and place not in shapes else ()
         return output.detach()
 
     with torch.enable_grad(), hooked(modules, cut):
         output = function(leaves, x)
     # A weight that is also used outside of its layer still has a gradient.
     beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
-    once = all(len(shapes) == 1 and shapes[0] for shapes in called.values())
+    once = all(shapes.get(layer.place) for layer in layers)
     if beside or not once:
         return None
-    return tuple(layer._replace(shape=called[layer.place][0]) for layer in layers)
+    return tuple(layer._replace(shape=shapes[layer.place]) for layer in layers)
 
 
 def layerwise_terms(
