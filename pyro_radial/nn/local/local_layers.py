@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Local reparameterization in a network: which layers compute with noise, and a call in which they do."""
+"""Local reparameterization in a network: which layers compute with noise, a call in which they do, and its handlers."""
 
 import copy
 import warnings
