@@ -24,12 +24,12 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 15_661,
-    "public names": 95,
-    "comprehensions": 4.03,
+    "statements": 16_002,
+    "public names": 97,
+    "comprehensions": 3.89,
     "nested comprehensions": 0.17,
     "tuple assignments": 0.67,
-    "Any": 5.5,
+    "Any": 5.1,
     "long lines": 1.7,
 }
 #: Single files that users import from.

@@ -56,7 +56,7 @@ class IntervalShare(NamedTuple):
     event_numel: int
 
 
-class _Run(NamedTuple):
+class _Compared(NamedTuple):
     """Log ratios ``[S, n]`` for n elements of plates, and draws ``[S, n, E]`` of each site."""
 
     ratios: Tensor
@@ -78,7 +78,7 @@ def interval_shares(
     starts = [poutine.trace(guide).get_trace(*args) for _ in range(NUM_STARTS)]
     start = starts[0]
     model_trace = poutine.trace(poutine.replay(model, trace=start)).get_trace(*args)
-    _check_rows(model_trace)
+    _refuse_mini_batch(model_trace)
     sites = dict[str, Any](model_trace.iter_stochastic_nodes())
     drawn = []
     for name, site in sites.items():
@@ -98,7 +98,10 @@ def interval_shares(
         number = math.prod(size for _, _, size in plates)
         # Without sites outside, all starts are the same.
         used = starts if len(inside) < len(drawn) else starts[:1]
-        runs = [_run(model, _held(guide, trace, plates), args, plates, names) for trace in used]
+        runs = [
+            _compare_draws(model, _held(guide, trace, plates), args, plates, names)
+            for trace in used
+        ]
         weights, shapes = smoothed_weights(torch.cat([run.ratios for run in runs], 1))
         for name in names:
             draws = torch.cat([run.draws[name] for run in runs], 1)
@@ -154,7 +157,7 @@ def _advice(name: str, share: IntervalShare, guide: object) -> str:
     return f"Give it a full covariance: families={{'{name}': families.MultivariateNormal()}}. {sites} {train}"
 
 
-def _check_rows(trace: Trace) -> None:
+def _refuse_mini_batch(trace: Trace) -> None:
     """Raise a ValueError naming a plate with a part of its rows."""
     for site in trace.nodes.values():
         for frame in site.get("cond_indep_stack", ()):
@@ -183,9 +186,9 @@ def _held(guide: Program, trace: Trace, plates: Plates) -> Program:
     return poutine.replay(guide, trace=held)
 
 
-def _run(
+def _compare_draws(
     model: Program, guide: Program, args: Sequence[object], plates: Plates, names: Sequence[str]
-) -> _Run:
+) -> _Compared:
     """Draw from the guide, and compare it with the model, for each element of some plates."""
     dims = sorted(dim for _, dim, _ in plates)
     ratios = []
@@ -202,7 +205,9 @@ def _run(
             places = [dim - site["fn"].event_dim for dim in dims]
             value = site["value"].movedim(places, list(range(len(dims))))
             draws[name].append(value.reshape(number, -1).cpu()[chosen])
-    return _Run(torch.stack(ratios), {name: torch.stack(found) for name, found in draws.items()})
+    return _Compared(
+        torch.stack(ratios), {name: torch.stack(found) for name, found in draws.items()}
+    )
 
 
 def _log_prob(trace: Trace, plates: Plates, dims: Sequence[int]) -> Tensor:

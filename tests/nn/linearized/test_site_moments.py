@@ -48,7 +48,7 @@ def test_a_full_covariance_is_kept_for_each_of_a_batch(wrap):
 @pytest.mark.parametrize("batch", [(), (1,), (2,)])
 def test_a_low_rank_covariance_keeps_its_factor_unless_there_are_several(batch):
     q = dist.LowRankMultivariateNormal(torch.zeros(*batch, 3), torch.randn(*batch, 3, 2), 1.0 + torch.rand(*batch, 3))
-    mean, block = moments_of("w", q)
+    mean, block = moments_of_site("w", q)
     assert block.is_full == (batch == (2,))
     assert (block.factor is None) == block.is_full
     jacobian = torch.randn(4, mean.numel())
