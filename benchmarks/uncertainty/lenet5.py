@@ -15,7 +15,7 @@ from statistics import mean
 import torch
 from torch import nn
 
-from benchmarks.common import Claim, Form, Results, Row, main, with_error
+from benchmarks.common import Claim, Form, Results, Row, main, medians, with_error
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
@@ -47,8 +47,10 @@ from benchmarks.uncertainty._methods import (
     WIDTHS_CHANGED,
     WIDTHS_MEAN_FIELD,
     WIDTHS_RADIAL,
+    Task,
     Trained,
     scores,
+    train,
 )
 from pyro_radial.uncertainty import auroc
 from tutorials import image_sets
@@ -72,6 +74,8 @@ METHODS = (
 )
 #: How many seeds some methods have, to save time; the last two are tried on validation rows alone.
 SEEDS = {NATURAL_ROWS: 3, RADIAL: 3, MEAN_FIELD: 3, WIDTHS_CHANGED: 0, WIDTHS_MEAN_FIELD: 0}
+#: Whose predictions are timed; others take as long as one of these.
+TIMED = (SGD, SGD_LAPLACE, SGD_DROPOUT, SGD_ENSEMBLE, MEAN_FIELD, NATURAL_RADIAL, NATURAL_ENSEMBLE)
 #: NLL, accuracy in percent and calibration error: AdamW with early stopping, and IVON.
 PUBLISHED = {"AdamW": (0.294, 90.0, 0.026), "IVON": (0.258, 91.1, 0.013)}
 _LENGTHS = (20, 40, 60, 100)
@@ -147,6 +151,18 @@ def judge(data_dir: Path | None, size: Size, learned: Trained) -> Row:
     return scores(inside, y) | {"auroc_mnist": float(detected)}
 
 
+def prediction_times(data_dir: Path | None, size: Size) -> list[Row]:
+    """CPU milliseconds to predict 1,000 images, by method, in turns; a few images suffice to train for that."""
+    x, y = images_of(data_dir).train
+    few = (x[:256], y[:256])
+    setting = replace(size.setting, epochs=1, compile=False, best_epoch=False, warm_up=0.0)
+    steps = {}
+    for method in TIMED:
+        learned = train(method, Task(lenet, few, few, setting, 0))
+        steps[method] = partial(learned.predict, x[:1000])
+    return [{"milliseconds": value} for value in medians(steps, 5).values()]
+
+
 def run(
     output: Path,
     *,
@@ -174,6 +190,8 @@ def run(
     )
     results = Results(output, {"torch": torch.__version__, "threads": threads, **described(size)})
     study.compute(results, seeds if form == "default" else size.seeds, workers, threads)
+    torch.set_num_threads(threads)
+    results.add_all([{"use": "time", "method": method} for method in TIMED], partial(prediction_times, data_dir, size))
 
 
 #: A score of one method lower than that of another.
@@ -219,6 +237,9 @@ def report(results: Results) -> str:
     columns = SCORES | {"auroc_mnist": "AUROC, MNIST", "seconds": "seconds"}
     table = score_table(results, columns)
     counts = counted(results)
+    milliseconds = {row["method"]: row["milliseconds"] for row in results.where(use="time")}
+    plain_time = milliseconds[SGD]
+    times = ", ".join(f"{name} {value / plain_time:.1f}" for name, value in milliseconds.items() if name != SGD)
     published = "; ".join(
         f"{name} NLL {nll:.3f}, accuracy {accuracy / 100:.3f}, ECE {error:.3f}"
         for name, (nll, accuracy, error) in PUBLISHED.items()
@@ -246,6 +267,8 @@ Published for this network and these sizes, with 100 epochs: {published}. The ne
 says, because all convolutions pad; so we do not compare with its table.
 
 {table}
+
+A prediction of 1,000 images, in times that of the plain network, which takes {plain_time:.0f} ms: {times}.
 
 {results.plot("NLL and calibration error of each network, and published NLL")}"""
 

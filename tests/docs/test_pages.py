@@ -4,8 +4,10 @@
 """Each page's blocks of Python run, in order and in one scope; those of other libraries where they are installed."""
 
 import importlib.util
+import json
 import re
 import warnings
+from statistics import mean
 
 import pyro
 import pytest
@@ -19,6 +21,7 @@ from tests.helpers.pages import DOCS, examples
 
 pytestmark = pytest.mark.site
 
+ROOT = DOCS.parent
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if examples(page)]
 # Blocks that need a library, by page and by the name of the caption, in lower case the module.
 LINES = {
@@ -165,3 +168,23 @@ def test_the_lines_of_another_library_run(page, library, tmp_path, monkeypatch):
         # Their warnings are theirs.
         warnings.simplefilter("ignore")
         exec(compile(LINES[page, library], f"{page}, {library}", "exec"), scope)
+
+
+def test_the_table_of_all_methods_has_the_numbers_of_the_results():
+    rows = json.loads((ROOT / "benchmarks" / "uncertainty" / "lenet5.json").read_text())["rows"]
+    section = (DOCS / "which_guide.md").read_text().split("## All methods on one set of images")[1].split("\n## ")[0]
+    lines = re.findall(r"^\| (\w.*?) \| (.*) \|$", section, flags=re.MULTILINE)
+    assert len(lines) > 8
+    for method, cells in lines:
+        own = [row for row in rows if row["use"] == "test" and row["method"] == method]
+        numbers = [float(cell.replace(",", "")) for cell in cells.split(" | ")]
+        names = ("accuracy", "nll", "calibration_error", "auroc_mnist", "seconds")
+        for name, number, digits in zip(names, numbers, (3, 3, 3, 3, 0), strict=False):
+            assert number == pytest.approx(mean(row[name] for row in own), abs=0.51 * 10**-digits), (method, name)
+
+
+def test_the_index_has_the_problems_of_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    wanted = re.findall(r"^\| ([^|]*?) \|.*\|.*\|$", readme.split("## Your problem")[1].split("\n## ")[0], re.MULTILINE)
+    found = re.findall(r"^\| ([^|]*?) \|.*\|.*\|$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert found == wanted

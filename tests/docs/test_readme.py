@@ -91,12 +91,14 @@ def test_the_first_example_learns_what_a_constant_cannot(run):
     assert f"accuracy {accuracy:.2f}" in printed
 
 
-def test_the_posterior_of_a_trained_network_keeps_what_it_learned(run):
-    scope, _ = run("A network that is already trained")
-    right = scope["trained"](scope["x"]).argmax(-1) == scope["y"]
-    assert right.double().mean() > 0.9
-    # Less than half of log(2), what guessing has.
-    assert scope["sure"].log_prob(scope["y"]).mean() > -0.35
+def test_a_posterior_of_the_last_layer_mends_a_network_that_learned_wrong_labels(run):
+    scope, printed = run("A network that is already trained")
+    before, after = scope["before"], scope["score"](scope["sure"], scope["tested"])
+    # With four other seeds the gain is 0.02 to 0.10.
+    assert after > before
+    # One label in five is wrong: log(2) is what guessing has.
+    assert after > -0.69
+    assert f"{before:.2f}, with the posterior {after:.2f}" in printed
 
 
 def test_compiled_steps_find_the_offsets_on_graphs_alone(run):
