@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How large and how dense the package is, for this checkout or another: ``python -m tools.size [CHECKOUT]``.
+"""How large and how dense the package is, or another: ``python -m tools.size [PACKAGE]`` with the folder of its code.
 
 Every node of the syntax tree that is a statement (``ast.stmt``) counts as one, docstrings and nested statements too: a
 function with a docstring and a ``return`` counts as three. Lines do not count, so squeezing them gains nothing.
@@ -119,8 +119,9 @@ def measure(package: Path) -> dict[str, float]:
 
 def main() -> None:
     """Run the command line."""
-    checkout = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
-    for what, count in measure(checkout / "pyro_radial").items():
+    own = Path(__file__).resolve().parents[1] / "pyro_radial"
+    package = Path(sys.argv[1]) if len(sys.argv) > 1 else own
+    for what, count in measure(package).items():
         print(f"{what:24}{count:10.5g}    at most {LIMITS[what]:g}")
 
 

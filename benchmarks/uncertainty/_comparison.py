@@ -261,10 +261,12 @@ def compared(text: str, ours: Sequence[float], theirs: Sequence[float]) -> Claim
 
 
 def compared_pairs(results: Results, of: str, pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
-    """Claim of each score, method and other method that the score of the first is lower."""
+    """Claim of each score, method and other method that the score of the first is lower, with the seeds of both."""
     found = []
     for name, *methods in pairs:
-        values = [results.values(name, use="test", method=method) for method in methods]
+        by_seed = [{row["seed"]: row[name] for row in results.where(use="test", method=method)} for method in methods]
+        seeds = sorted(set.intersection(*map(set, by_seed)))
+        values = [[own[seed] for seed in seeds] for own in by_seed]
         text = f"{of}: the {SCORES[name]} of {methods[0]} is below that of {methods[1]}"
         found.append(compared(text, *values))
     return found
