@@ -18,10 +18,9 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
-from pyro.nn.module import PyroParam
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Distribution, transform_to
+from torch.distributions import Distribution
 
 from pyro_radial._pyro.checks import (
     check_each,
@@ -42,8 +41,14 @@ from pyro_radial.infer.autoguide.families.family import (
     Site,
     choose_families,
 )
+from pyro_radial.infer.autoguide.given_values import (
+    find_missing,
+    unconstrain_mean,
+    unconstrain_stddev,
+)
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
-from pyro_radial.nn.bayesian_module import BayesianModule, check_fixed, keeping_buffers, submodules
+from pyro_radial.infer.autoguide.start_points import StartPoints
+from pyro_radial.nn.bayesian_module import keeping_buffers
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
 from pyro_radial.poutine.local_reparameterization import LocalReparameterizationMessenger
@@ -114,10 +119,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._given_rows: set[str] = set()
         self._places: dict[str, str] = {}
         self._parameter_names: dict[str, tuple[str, ...]] = {}
-        self._initial_spreads: dict[str, Tensor] = {}
-        self._start: dict[str, Distribution] = {}
-        self._start_spread = False
-        self._spread_started: set[str] = set()
+        self._starts = StartPoints()
 
     def default_family(self, name: str, site: PyroSite) -> Family:
         """Return the family of a site, as in Pyro's trace of the model, that ``families`` leaves open."""
@@ -160,7 +162,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             # Only the shape is needed from here on; this saves a copy of a network's weights.
             site["value"] = site["value"].detach().to("meta")
         # Last, so that a failed setup can be repeated from the same start.
-        self._start = {}
+        self._starts.forget_distributions()
 
     def _check_rows(self, args: Any, kwargs: Any) -> None:
         """Raise a ValueError if the guide draws other rows of a plate than the model is given; warn if it may."""
@@ -188,27 +190,13 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             raise ValueError(
                 f"{type(self).__name__}: the initial value of site '{name}' is not finite"
             )
-        start = self._start.get(name)
-        if start is None:
-            parameters = family.initial(site, value)
-        else:
-            parameters = family.initial_at(site, value, start, self._start_spread)
+        parameters = self._starts.make_parameters(family, site, value)
         for parameter, initial in parameters.items():
             deep_setattr(self._container(parameter, name), self._places[name], initial)
         self._families[name] = family
         self._site[name] = site
         self._parameter_names[name] = tuple(parameters)
-        spread = family.spread(**_initial_values(parameters))
-        if spread is None:
-            return
-        # One number if all elements are equal, which saves a copy of all scales.
-        first = spread.detach().flatten()[0]
-        all_equal = bool((spread == first).all())
-        self._initial_spreads[name] = (first if all_equal else spread.detach()).clone()
-        if start is not None and self._start_spread:
-            usual = family.spread(**_initial_values(family.initial(site, value)))
-            if usual is None or not torch.equal(spread, usual):
-                self._spread_started.add(name)
+        self._starts.note_spread(family, site, value, parameters)
 
     def _container(self, parameter: str, site: str) -> PyroModule:
         """Return the module that holds this parameter of all sites."""
@@ -349,19 +337,18 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         )
         if self.prototype_trace is not None:
             raise RuntimeError(f"{type(self).__name__}.start_at: the guide already has parameters")
-        self._start = dict(distributions)
-        self._start_spread = scales
+        self._starts.give(distributions, take_widths=scales)
 
     def scales_start_at_distribution(self, name: str) -> bool:
         """Return whether a site took over the width of a distribution given to :meth:`start_at`."""
-        return name in self._spread_started
+        return name in self._starts.with_given_width
 
     @torch.no_grad()
     def scale_change(self) -> dict[str, float]:
         """Return the root mean square of log(now / initial) of each site's scales or concentrations."""
         self._require_setup("scale_change")
         result = {}
-        for name, initial in self._initial_spreads.items():
+        for name, initial in self._starts.spreads.items():
             spread = self._families[name].spread(**self._parameters_of(name))
             assert spread is not None
             result[name] = float((spread / initial.to(spread.device)).log().square().mean().sqrt())
@@ -392,61 +379,28 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         check_flag("strict", strict)
         check_types(Mapping, state_dict=state_dict)
         self._require_setup("load_means")
-        missing = [name for name in self._site if name not in state_dict]
-        if strict and missing:
-            raise ValueError(
-                f"load_means: no value for the sites {missing}; strict=False skips them"
-            )
-        # A guide that was loaded from a file has no model.
-        networks = [
-            module
-            for module in submodules(poutine.unwrap(self.model) if self._model else None)
-            if isinstance(module, BayesianModule)
-        ]
-        for network in networks:
-            check_fixed(network, "state_dict", state_dict, self._site)
-        unknown = sorted(state_dict.keys() - self._site.keys())
-        if strict and unknown and self._model and not networks:
-            raise ValueError(
-                f"state_dict must have values of the sites {list(self._site)} only, got {unknown}; strict=False "
-                "leaves them out"
-            )
+        model = poutine.unwrap(self.model) if self._model else None
+        missing = find_missing(model, self._site, state_dict, strict)
         # All are checked before the first one changes.
-        given = [name for name in self._site if name not in missing]
-        means = {name: self._checked_mean(name, state_dict[name]) for name in given}
+        means = {}
+        for name, site in self._site.items():
+            if name not in missing:
+                shape = self._trained("loc", name).shape
+                means[name] = unconstrain_mean(site, shape, state_dict[name])
         for name, mean in means.items():
             self._trained("loc", name).copy_(mean)
         return MissingMeans(missing)
 
-    def _checked_mean(self, name: str, value: Tensor) -> Tensor:
-        """Return the unconstrained value of a site, or an error that names the site."""
-        check_types(Tensor, **{f"state_dict[{name!r}]": value})
-        transform = self._site[name].transform
-        shape = self._trained("loc", name).shape
-        if transform is not None:
-            value = transform.inv(value)
-        if value.shape != shape:
-            raise ValueError(
-                f"load_means: site '{name}' has shape {tuple(shape)}, its value in state_dict {tuple(value.shape)}"
-            )
-        others = int((~value.isfinite()).sum())
-        if others:
-            raise ValueError(
-                f"state_dict must have finite values inside the support of site '{name}', got {others} of "
-                f"{value.numel()} elements that are not"
-            )
-        return value
-
     def loc_scale_sites(self) -> dict[str, LocScaleSite]:
         """Return the sites with a location and a scale, and their parameters."""
         self._require_setup("loc_scale_sites")
-        return {
-            name: LocScaleSite(
-                family, self._site[name], self._trained("loc", name), self._trained("scale", name)
-            )
-            for name, family in self._families.items()
-            if isinstance(family, LocScale)
-        }
+        result = {}
+        for name, family in self._families.items():
+            if isinstance(family, LocScale):
+                loc = self._trained("loc", name)
+                scale = self._trained("scale", name)
+                result[name] = LocScaleSite(family, self._site[name], loc, scale)
+        return result
 
     @torch.no_grad()
     def set_stddevs(self, stddevs: Mapping[str, Tensor]) -> None:
@@ -463,18 +417,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                     f"stddevs must name sites with a location and a scale, got {name!r}"
                 )
             target = self._trained("scale", name)
-            if not bool(((stddev > 0) & stddev.isfinite()).all()):
-                raise ValueError(
-                    f"stddevs and scales must be positive and finite, got others at site '{name}'"
-                )
-            try:
-                scale = family.scale_of(self._site[name], stddev).to(target).expand(target.shape)
-            except RuntimeError as error:
-                raise ValueError(
-                    f"stddevs and scales must broadcast to site '{name}' of shape {tuple(target.shape)}, got shape "
-                    f"{tuple(stddev.shape)}"
-                ) from error
-            target.copy_(transform_to(family.scale_constraint).inv(scale))
+            target.copy_(unconstrain_stddev(family, self._site[name], target, stddev))
 
     def _trained(self, parameter: str, name: str) -> Tensor:
         """Return the unconstrained tensor that is trained."""
@@ -506,10 +449,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
 def _init_latent(init_loc_fn: Callable[..., object], site: PyroSite) -> object:
     return site["fn"].sample() if is_target(site) else init_loc_fn(site)
-
-
-def _initial_values(parameters: Mapping[str, PyroParam]) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(parameter.init_value) for name, parameter in parameters.items()}
 
 
 def places(names: Collection[str]) -> dict[str, str]:
