@@ -30,7 +30,8 @@ from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.training_run import SAVED, Record, TrainingRun, way_of
+from pyro_radial.infer.training.progress import Progress, Record
+from pyro_radial.infer.training.training_run import SAVED, TrainingRun, choose_way
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 from pyro_radial.nn.modules import device_of, dtype_of
@@ -152,7 +153,7 @@ def fit(
             _warn(not_standardized(model, *rows.tensors))
         saved = None if kept is None else kept.load(batches.device, needed=SAVED)
         # With other epochs a resumed run goes on as it began.
-        graphs = saved["graphs"] if saved else way_of(options, batches.device, steps)
+        graphs = saved["graphs"] if saved else choose_way(options, batches.device, steps)
         own: dict[str, Any] = {
             "seed": seed,
             "options": options,
@@ -164,10 +165,10 @@ def fit(
             run.begin(kept, saved, epochs)
         run.train(epochs, kept, progress)
         run.end()
-        _warn(_diverged(run))
+        _warn(_find_divergence(run.progress, run.trainer.steps_done))
         if isinstance(optim, GuideOptim) and too_short is None:
             _warn(optim.advice_after(run.trainer.optimizer))
-    return FitResult(run.history, run.best_epoch, run.stopped)
+    return FitResult(run.progress.history, run.progress.best_epoch, run.stopped)
 
 
 def _warn(advice: str | None) -> None:
@@ -176,13 +177,13 @@ def _warn(advice: str | None) -> None:
         warnings.warn(advice, stacklevel=3)
 
 
-def _diverged(run: TrainingRun) -> str | None:
-    """Say so if the loss or the negative log-likelihood of the last epoch is far above that of the first step."""
-    last = run.history[-1]
-    if run.trainer.steps_done < FEWEST_STEPS or run.start["kl_weight"] != last["kl_weight"]:
+def _find_divergence(progress: Progress, steps: int) -> str | None:
+    """Return a warning if a term of the loss in the last epoch is far above its value at the first step, else None."""
+    last = progress.history[-1]
+    if steps < FEWEST_STEPS or progress.start["kl_weight"] != last["kl_weight"]:
         return None
     for name, words in (("nll", "negative log-likelihood"), ("loss", "loss")):
-        start = run.start[name]
+        start = progress.start[name]
         if last[name] - start > max(LEAST_RISE, abs(start)):
             return (
                 f"the {words} ended at {last[name]:.3g} nats per datum, far above its start at {start:.3g}; try a "

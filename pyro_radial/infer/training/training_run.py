@@ -5,38 +5,40 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import check_types, has_state, load_states, states
-from pyro_radial._pyro.compat import mark_stepped, tree_map
-from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
+from pyro_radial._pyro.checks import has_state, load_states, states
+from pyro_radial._pyro.compat import mark_stepped
+from pyro_radial._pyro.random_numbers import rng_state, seeded, set_rng_state
+from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.data import Batches, Rows, num_rows
-from pyro_radial.infer.elbo import LossTerms, TermsELBO
+from pyro_radial.infer.data import Batches, Rows
+from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.optim.joint import Optim, change_rates, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.step.evaluate import AS_IT_IS, COMPILED, RECORDED
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.step.not_finite import check_parameters
 from pyro_radial.infer.training.checkpoint import Checkpoint, State
+from pyro_radial.infer.training.data_checks import check_num_data, make_target_check
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.settings import data_settings, optimizer_settings, run_settings
+from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms
+from pyro_radial.infer.training.settings import (
+    Settings,
+    data_settings,
+    optimizer_settings,
+    run_settings,
+)
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
-from pyro_radial.nn.modules import evaluating
-from pyro_radial.nn.supervised import find_network
-
-Record = dict[str, float]
-TERMS = ("loss", "nll", "kl")
 
 # Added to the seed of a run, for draws before its first step.
 SET_UP = 2**32
@@ -44,21 +46,10 @@ SET_UP = 2**32
 STEPS_TO_CAPTURE, STEPS_TO_COMPILE = 100, 30_000
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
-# What a resume restores as it is, and what a checkpoint must have.
-RESUMED = (
-    "epoch",
-    "step_in_epoch",
-    "best_epoch",
-    "start",
-    "sums",
-    "kl_weight",
-    "history",
-    "ended",
-    "best",
-    "graphs",
-)
+# What a checkpoint must have.
 SAVED = (
-    *RESUMED,
+    *(entry.name for entry in fields(Progress)),
+    "graphs",
     "settings",
     "data",
     "shuffle_seed",
@@ -76,7 +67,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Model,
         guide: nn.Module,
         loss: TermsELBO,
         batches: Batches,
@@ -89,13 +80,17 @@ class TrainingRun:
         graphs: str = AS_IT_IS,
         callback: Callable[[Record], Any] | None = None,
     ) -> None:
-        self.batches, self.validation, self.seed, self.options = batches, validation, seed, options
-        self.callback, self.graphs = callback, graphs
+        self.batches = batches
+        self.validation = validation
+        self.seed = seed
+        self.options = options
+        self.callback = callback
+        self.graphs = graphs
         # The state of a method is that of its object.
         self._callback_parts = {"callback": getattr(callback, "__self__", callback)}
         self.num_data = options.num_data or len(batches.rows)
         usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
-        self._first = self._checked_rows(model)
+        self._first = self._check_targets(model)
         # These draws must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + batches.seed, batches.device):
             self.trainer = Trainer(
@@ -109,88 +104,83 @@ class TrainingRun:
                 accumulate=options.accumulate,
                 graphs=None if graphs == AS_IT_IS else Graphs(),
                 compile_rows=usual_rows if graphs == COMPILED else None,
-                check=self._check_num_data,
+                check=partial(check_num_data, num_data=self.num_data),
             )
-        self.scheduler = _made(scheduler, self.trainer.optimizer, options.scheduler_interval)
-        self.settings: dict[str, Any] = {}
-        self.data: dict[str, dict[str, Any]] = {}
-        self.epoch = self.step_in_epoch = self.best_epoch = 0
-        #: The loss, negative log-likelihood and KL of the epoch so far, on the device.
-        self.sums = self._no_terms()
-        self.history: list[Record] = []
-        #: The terms of the first step.
-        self.start: Record = {}
-        self.ended = False
-        self.best: State | None = None
-        self.kl_weight = 1.0
+        self.scheduler = _make_scheduler(
+            scheduler, self.trainer.optimizer, options.scheduler_interval
+        )
+        self.progress = Progress(
+            torch.zeros(len(TERMS), dtype=torch.float64, device=self.trainer.device)
+        )
+        # The settings and the data of the run as they are before it begins, if it keeps a checkpoint.
+        self._identity: dict[str, Settings] = {}
 
     @property
     def stopped(self) -> bool:
         """Whether the callback has ended the run, or patience has run out."""
-        waited = self.epoch - 1 - (0 if self.best is None else self.best_epoch)
-        return self.ended or (self.options.patience is not None and waited >= self.options.patience)
+        patience = self.options.patience
+        if patience is not None and self.progress.epochs_since_best >= patience:
+            return True
+        return self.progress.ended
 
-    def train(self, epochs: int, checkpoint: Checkpoint | None, progress: bool) -> None:
-        """Train the remaining epochs."""
-        every, total = self.options.checkpoint_every, epochs * self.batches.per_epoch
+    def train(self, epochs: int, checkpoint: Checkpoint | None, show: bool) -> None:
+        """Train the remaining epochs; with ``show``, behind a progress bar."""
+        every = self.options.checkpoint_every
+        total = epochs * self.batches.per_epoch
         done = min(self.trainer.steps_done, total)
-        with tqdm(total=total, initial=done, desc="fit", unit="step", disable=not progress) as bar:
-            while self.epoch < epochs and not self.stopped:
-                for _ in range(self.step_in_epoch, self.batches.per_epoch):
+        progress = self.progress
+        with tqdm(total=total, initial=done, desc="fit", unit="step", disable=not show) as bar:
+            while progress.epoch < epochs and not self.stopped:
+                for _ in range(progress.step_in_epoch, self.batches.per_epoch):
                     terms = self.step()
                     # Reading the terms waits for the device, so the bar has those of its last move.
-                    if bar.update() or (progress and bar.n == total):
+                    if bar.update() or (show and bar.n == total):
                         _, nll, kl = terms.tolist()
                         bar.set_postfix({"nll": f"{nll:.4g}", "kl": f"{kl:.4g}"}, refresh=False)
                     if checkpoint is not None and every and self.trainer.steps_done % every == 0:
                         self.save(checkpoint)
-                self.ended = self._asks_to_stop(self.end_epoch())
-                if checkpoint is not None and (not every or self.stopped or self.epoch == epochs):
+                progress.ended = self._asks_to_stop(self.end_epoch())
+                at_end = self.stopped or progress.epoch == epochs
+                if checkpoint is not None and (not every or at_end):
                     self.save(checkpoint)
 
     def step(self) -> Tensor:
         """Take one optimizer step on the next batch; returns its terms."""
-        of_means = self.epoch < self.options.mean_only_epochs
-        batch = self.batches.get(self.epoch, self.step_in_epoch)
-        terms, self.kl_weight = self.trainer.step(batch, of_means=of_means)
+        progress = self.progress
+        number = progress.step_in_epoch
+        batch = self.batches.get(progress.epoch, number)
+        of_means = progress.epoch < self.options.mean_only_epochs
+        terms, kl_weight = self.trainer.step(batch, of_means=of_means)
         self._schedule("step")
-        if not self.start:
-            self.start = {
-                **dict(zip(TERMS, terms.tolist(), strict=True)),
-                "kl_weight": self.kl_weight,
-            }
-        self.sums += terms * self.batches.num_rows(self.step_in_epoch) / len(self.batches.rows)
-        self.step_in_epoch += 1
+        rows = self.batches.num_rows(number)
+        progress.add_step(terms, kl_weight, rows, len(self.batches.rows))
         return terms
 
     def end_epoch(self) -> Record:
         """Close the epoch's record, validate, and let the scheduler take its step."""
         self.trainer.look()
         check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
-        sums = dict(zip(TERMS, self.sums.tolist(), strict=True))
-        record: Record = {"epoch": self.epoch, **sums, "kl_weight": self.kl_weight}
-        if self.best is None:
-            self.best_epoch = (
-                self.epoch
-            )  # Until a validation is finite, the latest epoch is the best.
+        progress = self.progress
+        record: Record = {
+            "epoch": progress.epoch,
+            **name_terms(progress.sums),
+            "kl_weight": progress.kl_weight,
+        }
+        improved = None
         if self.validation is not None:
-            value = record["validation_nll"] = self._validate(self.validation)
-            if math.isfinite(value) and (
-                self.best is None or value < self.history[self.best_epoch]["validation_nll"]
-            ):
-                self.best_epoch, self.best = self.epoch, self.trainer.copy_of_modules()
-        self.history.append(record)
+            record["validation_nll"] = self._validate(self.validation)
+            if progress.improves(record["validation_nll"]):
+                improved = self.trainer.copy_of_modules()
+        progress.end_epoch(record, improved)
         self._schedule("epoch", record)
-        self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        self.sums = self._no_terms()
         return record
 
     def begin(self, checkpoint: Checkpoint, saved: State | None, epochs: int) -> None:
         """Resume from what a checkpoint's file holds, if it exists, and check that the file can be written."""
-        self._identify()
+        self._identity = self._identify()
         if saved is not None:
             self._load(checkpoint, saved)
-        if self.epoch < epochs and not self.stopped:
+        if self.progress.epoch < epochs and not self.stopped:
             checkpoint.save(self._state(), dry_run=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -201,41 +191,21 @@ class TrainingRun:
 
     def end(self) -> None:
         """Leave guide and model with the best parameters."""
-        if self.best is not None:
-            self.trainer.load_modules(self.best)
-
-    def _no_terms(self) -> Tensor:
-        return torch.zeros(len(TERMS), dtype=torch.float64, device=self.trainer.device)
+        if self.progress.best is not None:
+            self.trainer.load_modules(self.progress.best)
 
     def _asks_to_stop(self, record: Record) -> bool:
         return self.callback is not None and bool(self.callback(dict(record)))
 
-    def _checked_rows(self, model: Callable[..., Any]) -> Any:
-        """Return the first rows, once the targets of all rows are known to fit."""
+    def _check_targets(self, model: Model) -> tuple[Batch, Batch]:
+        """Check that the targets of all rows fit the model, and return the first rows."""
         with seeded(SET_UP + self.batches.seed, self.batches.device):
             first = self.batches.first_rows()
-            check = target_check(model, first[0])
+            check = make_target_check(model, first[0])
         for rows in (self.batches.rows, self.validation):
             if check is not None and rows is not None:
                 rows.check_targets(check)
         return first
-
-    def _check_num_data(self, terms: LossTerms) -> None:
-        """Refuse plates of another size than the data, because then the KL has a wrong weight."""
-        if not terms.nll_by_site:
-            raise ValueError(
-                "model must observe the targets in a sample site, as SupervisedModel does, got none"
-            )
-        if terms.num_data is None:
-            terms.per_datum()  # It has the words for this.
-        if terms.num_data != self.num_data:
-            sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
-            raise ValueError(
-                f"model must observe {sites} in a plate of the size of the data, {self.num_data}, got one of size "
-                f"{terms.num_data}: pyro.plate('data', {self.num_data}, subsample=...); if that size is "
-                "the product of several plates, as for a table of counts, or you mean it, use "
-                f"fit(..., options=FitOptions(num_data={terms.num_data}))"
-            )
 
     def _schedule(self, after: str, record: Record | None = None) -> None:
         """Let the scheduler take a step if it is due after a step or an epoch."""
@@ -259,21 +229,21 @@ class TrainingRun:
             value = -float(draws.log_prob(y).mean())
         if math.isnan(value):
             raise FloatingPointError(
-                f"not finite after epoch {self.epoch}: the log predictive density of the validation data; try a "
-                "smaller learning rate"
+                f"not finite after epoch {self.progress.epoch}: the log predictive density of the validation data; "
+                "try a smaller learning rate"
             )
         return value
 
-    def _identify(self) -> None:
-        """Write down what the run is, before it changes."""
-        trainer, changeable = self.trainer, ("patience", "checkpoint_every")
-        self.settings = {
+    def _identify(self) -> dict[str, Settings]:
+        """Describe the settings and the data of the run, which a resumed run must share."""
+        trainer = self.trainer
+        options = asdict(self.options)
+        # These may change when a run resumes.
+        del options["patience"]
+        del options["checkpoint_every"]
+        settings = {
             **run_settings(trainer.model, trainer.guide, trainer.loss, self.scheduler, self._first),
-            **{
-                name: value
-                for name, value in asdict(self.options).items()
-                if name not in changeable
-            },
+            **options,
             **optimizer_settings(
                 trainer.optimizer, trainer.parameters, trainer.module_parameters().keys()
             ),
@@ -284,63 +254,47 @@ class TrainingRun:
             "seed": self.seed,
             "validation": self.validation is not None,
         }
-        rows = {"data": self.batches.rows, "validation data": self.validation}
-        self.data = {
-            name: data_settings(known) for name, known in rows.items() if known is not None
-        }
+        data = {"data": data_settings(self.batches.rows)}
+        if self.validation is not None:
+            data["validation data"] = data_settings(self.validation)
+        return {"settings": settings, "data": data}
 
     def _state(self) -> State:
-        state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
-        state["sums"] = dict(zip(TERMS, self.sums.tolist(), strict=True))
-        state |= {"shuffle_seed": self.batches.seed, "rng": rng_state(self.trainer.device)}
-        state |= {
+        return {
+            **self.progress.state_dict(),
+            **self._identity,
+            **self.trainer.state_dict(),
+            "graphs": self.graphs,
+            "shuffle_seed": self.batches.seed,
+            "rng": rng_state(self.trainer.device),
             "scheduler": states({"own": self.scheduler}),
             "callback": states(self._callback_parts),
         }
-        return state | self.trainer.state_dict()
 
     def _load(self, checkpoint: Checkpoint, state: State) -> None:
         """Resume this very run; if it is refused, nothing has changed."""
         trainer = self.trainer
         trainer.check_entries(checkpoint, state)
-        checkpoint.check(state["settings"], self.settings)
-        checkpoint.check(state["data"], self.data)
+        for name, current in self._identity.items():
+            checkpoint.check(state[name], current)
         check_fused_state(trainer.optimizer, state["optimizer"], checkpoint.path)
         load_states(self._callback_parts, state.get("callback", {}))
         trainer.load_state_dict(state)
         load_states({"own": self.scheduler}, state["scheduler"])
-        before, now = state["learning_rates"], trainer.learning_rates
-        change_rates(trainer.optimizer, self.scheduler, before, now, checkpoint.path)
-        for name in RESUMED:
-            setattr(self, name, state[name])
-        self.sums = self._no_terms().copy_(
-            torch.tensor([state["sums"][name] for name in TERMS], dtype=torch.float64)
+        change_rates(
+            trainer.optimizer,
+            self.scheduler,
+            state["learning_rates"],
+            trainer.learning_rates,
+            checkpoint.path,
         )
+        self.progress.load_state_dict(state)
+        self.graphs = state["graphs"]
         self.batches.seed = state["shuffle_seed"]
         set_rng_state(state["rng"], trainer.device)
 
 
-def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | None:
-    """Return a check of any number of targets of a :class:`~pyro_radial.SupervisedModel`, or None for another model."""
-    network = find_network(model)
-    if network is None or network.likelihood is None:
-        return None
-    with one_at_a_time(), evaluating(model), torch.no_grad(), poutine.block():
-        values = network(x, network.sample_parameters())
-
-    def check(y: Any) -> None:
-        if isinstance(values, Tensor):
-            check_types(Tensor, y=y)
-        # All outputs have the shape of the first.
-        rows = num_rows(y)
-        network.likelihood.check_target(
-            tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values), y
-        )
-
-    return check
-
-
-def way_of(options: FitOptions, device: torch.device, steps: int) -> str:
+def choose_way(options: FitOptions, device: torch.device, steps: int) -> str:
     """Return how to run a training of so many steps."""
     if options.compile is not None:
         return COMPILED if options.compile else AS_IT_IS
@@ -350,13 +304,13 @@ def way_of(options: FitOptions, device: torch.device, steps: int) -> str:
 
 
 def _is_point(guide: nn.Module) -> bool:
-    """Return whether all draws are alike."""
-    return isinstance(guide, AutoPerSite) and all(
-        family.is_point for family in guide.chosen_families().values()
-    )
+    """Return whether all draws of a guide are the same."""
+    if not isinstance(guide, AutoPerSite):
+        return False
+    return all(family.is_point for family in guide.chosen_families().values())
 
 
-def _made(scheduler: Any, optimizer: Any, interval: str) -> Any:
+def _make_scheduler(scheduler: Any, optimizer: Any, interval: str) -> Any:
     """Return a scheduler of an optimizer's learning rates, or None."""
     if scheduler is None:
         return None
