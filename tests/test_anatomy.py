@@ -62,16 +62,9 @@ SHARED_NAMES = {
     "Evaluation",
     "Pair",
     "Rates",
-    "_check",
-    "_draws",
-    "_matched",
     "_names",
-    "_of_numbers",
     "_parts",
     "_tensors",
-    "_trained",
-    "_weighted",
-    "described",
     "evaluate",
 }
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")

@@ -29,6 +29,7 @@ from torch.distributions.constraints import Constraint
 from pyro_radial._pyro.checks import check_flag, check_items, check_types, positive_float
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
+from pyro_radial._pyro.types import Node
 from pyro_radial.continual.coresets import KeptRows
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import match_moments, moments
@@ -42,7 +43,6 @@ from pyro_radial.distributions.wrappers import (
     pull_back,
     with_base,
 )
-from pyro_radial.infer.autoguide.families.family import PyroSite
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.nn.modules import device_of
@@ -264,12 +264,12 @@ class PriorChain(UnderPriors):
                 stacklevel=2,
             )
 
-    def _is_of_rows(self, site: PyroSite | None) -> bool:
+    def _is_of_rows(self, site: Node | None) -> bool:
         """Return whether a site is in all plates of an observed site, so that its values belong to rows of a task."""
         plates = site["cond_indep_stack"] if site else ()
         return any(own and own.issubset(plates) for own in self._observed)
 
-    def _stored(self, name: str, distribution: object, site: PyroSite | None) -> StoredDistribution:
+    def _stored(self, name: str, distribution: object, site: Node | None) -> StoredDistribution:
         """Copy a posterior in the chain's form, or raise a ValueError that names the site."""
         if not isinstance(distribution, TorchDistributionMixin):
             raise ValueError(
@@ -330,7 +330,7 @@ def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
     return type(posterior)(posterior.loc, (precision + (weight - 1.0) * gain).rsqrt())
 
 
-def _init_to_distributions(distributions: Mapping[str, Distribution], site: PyroSite) -> Tensor:
+def _init_to_distributions(distributions: Mapping[str, Distribution], site: Node) -> Tensor:
     """Start a site at the mean of its distribution in unconstrained space, or else as the network does."""
     if site["name"] not in distributions:
         return init_to_network(site)
@@ -404,7 +404,7 @@ def _is_normal(part: object) -> bool:
     return any(isinstance(part, cls) and type(part).forward is cls.forward for cls in NORMAL_GUIDES)
 
 
-def _normals(part: Any) -> Iterator[tuple[str, PyroSite, Distribution]]:
+def _normals(part: Any) -> Iterator[tuple[str, Node, Distribution]]:
     """Yield each site's name, the site, and its normal in unconstrained space."""
     if part.prototype_trace is None:
         raise RuntimeError(f"{type(part).__name__} has no parameters yet; train it first")
@@ -422,7 +422,7 @@ def _normals(part: Any) -> Iterator[tuple[str, PyroSite, Distribution]]:
             position = own.stop
 
 
-def _event_dim(site: PyroSite, unconstrained_dim: int) -> int:
+def _event_dim(site: Node, unconstrained_dim: int) -> int:
     # A transform may change the number of event dimensions, as the one of a covariance does.
     return site["fn"].event_dim + unconstrained_dim - site["value"].dim()
 
@@ -450,7 +450,7 @@ def _on_support(support: Constraint, normal: Distribution) -> Distribution:
     return Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
 
 
-def _site(guide: object, name: str) -> PyroSite | None:
+def _site(guide: object, name: str) -> Node | None:
     """Return the model's site of that name, or None if the guide does not know it."""
     for part in _parts(guide):
         trace = getattr(part, "prototype_trace", None)

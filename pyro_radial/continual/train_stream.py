@@ -35,9 +35,9 @@ from pyro_radial.infer.data import Rows, num_rows
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.infer.training.checkpoint import Checkpoint, copied
+from pyro_radial.infer.training.checkpoint import Checkpoint, copy_state
 from pyro_radial.infer.training.fit import fit
-from pyro_radial.infer.training.settings import data_settings, described, likelihood_settings
+from pyro_radial.infer.training.settings import data_settings, describe_setting, likelihood_settings
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head
@@ -361,7 +361,7 @@ class _StreamRun:
         """Train a guide on the kept rows of tasks with the head of this task, and restore the chain afterwards."""
         assert self.coreset is not None
         kept = self.chain.kept.labeled(tasks)
-        before = copied(self.chain.state_dict())
+        before = copy_state(self.chain.state_dict())
         num_data = self.chain.likelihood.num_data
         options = {**self.fit_options, **self.coreset.fit_options}
         try:
@@ -493,7 +493,7 @@ class _StreamRun:
             "form": self.chain.form,
             "weight": self.chain.weight,
             "tasks": list(self.stream.names),
-            "guide": described(self.guide),
+            "guide": describe_setting(self.guide),
             "measure_on": self.measure_on,
             "num_samples": self.num_samples,
             "seed": self.seed,
@@ -534,7 +534,7 @@ class _StreamRun:
 @contextmanager
 def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
     """Restore the chain if a task is refused."""
-    before = copied(chain.state_dict())
+    before = copy_state(chain.state_dict())
     try:
         yield
     except ValueError:
@@ -557,11 +557,13 @@ def _nothing(*args: object, **kwargs: object) -> None:
 def _described_model(model: object) -> dict[str, Any]:
     """Describe the likelihoods and the networks' priors, which a chain replaces site by site."""
     priors = [
-        described(part.prior) for part in submodules(model) if isinstance(part, BayesianModule)
+        describe_setting(part.prior)
+        for part in submodules(model)
+        if isinstance(part, BayesianModule)
     ]
     return {
         **likelihood_settings(model),
-        "prior": priors[0] if len(priors) == 1 else described(priors),
+        "prior": priors[0] if len(priors) == 1 else describe_setting(priors),
     }
 
 
@@ -570,6 +572,6 @@ def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: getattr(value, "__qualname__", type(value).__qualname__)
         if name == "callback"
-        else described(value)
+        else describe_setting(value)
         for name, value in sorted(options.items())
     }

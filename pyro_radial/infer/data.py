@@ -6,7 +6,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +16,15 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 
 from pyro_radial._pyro.checks import kind_of
 from pyro_radial._pyro.compat import tree_leaves, tree_map, tree_map_only
+from pyro_radial._pyro.types import Batch
 from pyro_radial.nn.named_likelihoods import split_missing
 
-Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+#: A batch of one kind, such as a tensor.
+Part = TypeVar("Part", bound=Batch)
 
 
 class Rows:
-    """Take rows by index from all data that :func:`~pyro_radial.fit` takes; rows of a ``Dataset`` are checked then."""
+    """Take rows by index from all data that :func:`~pyro_radial.fit` takes. Rows of a ``Dataset`` are checked then."""
 
     def __init__(self, data: object, name: str, dtype: torch.dtype | None = None) -> None:
         self.name, self._dtype = name, dtype
@@ -30,7 +32,7 @@ class Rows:
         self.batch_size: int | None = None
         self.drop_last = False
         self._collate: Callable[[list[Any]], Any] | None = None
-        self._check: Callable[[Any], None] | None = None
+        self._check: Callable[[Batch], None] | None = None
         if isinstance(data, DataLoader):
             _check_loader(data, name)
             self.batch_size = data.batch_size
@@ -48,9 +50,11 @@ class Rows:
                 raise ValueError(
                     f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {kind_of(data)}"
                 )
-            self._inputs, self._targets = (_tensors(part, dtype) for part in _split(data))
+            x, y = _split(data)
+            self._inputs = _to_tensors(x, dtype)
+            self._targets = _to_tensors(y, dtype)
             check_inputs(self._inputs, f"{name}: x")
-            check_inputs(_known(self._targets), f"{name}: y")
+            check_inputs(_fill_missing(self._targets), f"{name}: y")
             if num_rows(self._inputs) != num_rows(self._targets):
                 raise ValueError(
                     f"{name}: y must have as many rows as x, got {num_rows(self._targets)} for {num_rows(self._inputs)}"
@@ -68,15 +72,15 @@ class Rows:
         return len(self.dataset) if self.dataset is not None else num_rows(self._inputs)  # type: ignore[arg-type]
 
     @property
-    def tensors(self) -> tuple[Inputs, Inputs]:
+    def tensors(self) -> tuple[Batch, Batch]:
         """The inputs and targets in memory; only for data that are not a ``Dataset``."""
         return self._inputs, self._targets
 
-    def take(self, index: Tensor) -> tuple[Inputs, Inputs]:
+    def take(self, index: Tensor) -> tuple[Batch, Batch]:
         """Return the inputs and targets of some rows."""
         if self.dataset is None:
             return take(self._inputs, index), take(self._targets, index)
-        batch = self._collated(index)
+        batch = self._load(index)
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             what = type(self.dataset[int(index[0])]).__name__
             raise ValueError(
@@ -84,17 +88,17 @@ class Rows:
             )
         x, y = _split(batch)
         check_inputs(x, f"{self.name}: x", index)
-        check_inputs(_known(y), f"{self.name}: y", index)
+        check_inputs(_fill_missing(y), f"{self.name}: y", index)
         self._check_targets(y)
         return x, y
 
-    def check_targets(self, check: Callable[[Any], None]) -> None:
+    def check_targets(self, check: Callable[[Batch], None]) -> None:
         """Check all targets in memory now, or those of a ``Dataset`` as they are taken."""
         self._check = check
         if self.dataset is None:
             self._check_targets(self._targets)
 
-    def _check_targets(self, y: object) -> None:
+    def _check_targets(self, y: Batch) -> None:
         try:
             if self._check is not None:
                 self._check(y)
@@ -103,27 +107,28 @@ class Rows:
                 f"{self.name}: {error}{'' if self.dataset is None else ' of a batch'}"
             ) from error
 
-    def all(self) -> tuple[Inputs, Inputs]:
+    def all(self) -> tuple[Batch, Batch]:
         """Return every row, in order."""
         return self.take(torch.arange(len(self), device="cpu"))
 
-    def all_inputs(self) -> Inputs:
+    def all_inputs(self) -> Batch:
         """Return the inputs of every row, in order, of a ``Dataset`` whose items may have no targets."""
         index = torch.arange(len(self), device="cpu")
-        batch = self._collated(index)
+        batch = self._load(index)
         if isinstance(batch, tuple | list):
             batch = batch[0] if len(batch) == 1 else _split(batch)[0]
         check_inputs(batch, self.name, index)
         return batch
 
-    def _collated(self, index: Tensor) -> Any:
+    def _load(self, index: Tensor) -> Any:
+        """Load and collate items of the ``Dataset``."""
         items: list[Any] = [self.dataset[i] for i in index.tolist()]  # type: ignore[index]
         if self._collate is not None:
-            return _tensors(self._collate(items), self._dtype)
+            return _to_tensors(self._collate(items), self._dtype)
         # Otherwise Python's numbers would have double precision.
-        items = [_tensors(item, self._dtype) for item in items]
+        items = [_to_tensors(item, self._dtype) for item in items]
         try:
-            return _tensors(default_collate(items), self._dtype)
+            return _to_tensors(default_collate(items), self._dtype)
         except RuntimeError as error:
             raise ValueError(
                 f"{self.name}: the items of the Dataset must have one shape in all rows, or pass a DataLoader with a "
@@ -131,11 +136,11 @@ class Rows:
             ) from error
 
 
-def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
+def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Batch:
     """Convert inputs without targets to tensors."""
     if isinstance(x, Dataset | DataLoader):
         return Rows(x, name, dtype).all_inputs()
-    x = _tensors(x, dtype)
+    x = _to_tensors(x, dtype)
     check_inputs(x, name)
     if num_rows(x) == 0:
         raise ValueError(f"{name} must have at least one row, got none")
@@ -143,24 +148,27 @@ def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
 
 
 def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
-    """Check for a tensor of rows, or a tuple or dict of such of one length, all finite; ``index`` numbers the rows."""
-    named = _named(x, name)
+    """Raise a ValueError unless ``x`` is a finite tensor of rows, or a tuple or dict of such of one length.
+
+    :param Tensor index: the numbers of the rows, for the error; counted from zero by default.
+    """
+    named = _name_tensors(x, name)
     if not named:
         raise ValueError(f"{name} must hold at least one tensor, got an empty {type(x).__name__}")
     for part, tensor in named:
         if isinstance(tensor, np.ndarray):
-            raise ValueError(f"{part} must hold numbers, got {_no_number(tensor)}")
+            raise ValueError(f"{part} must hold numbers, got {_describe_non_number(tensor)}")
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(
                 f"{part} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}"
             )
         # A sum is many times faster to check than all elements, but it can overflow where no element does.
         if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
-            what, broken = (
-                ("NaN", tensor.isnan())
-                if bool(tensor.isnan().any())
-                else ("infinity", tensor.isinf())
-            )
+            what = "NaN"
+            broken = tensor.isnan()
+            if not bool(broken.any()):
+                what = "infinity"
+                broken = tensor.isinf()
             rows = broken.flatten(1).any(1) if tensor.dim() > 1 else broken
             first = int(rows.int().argmax())
             row = first if index is None else int(index[first])
@@ -168,11 +176,12 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
                 f"{part} must not hold {what}, got {what} in {int(rows.sum())} of {len(tensor)} rows, first in row "
                 f"{row}"
             )
-    if len(numbers := {len(tensor) for _, tensor in named}) != 1:
+    numbers = {len(tensor) for _, tensor in named}
+    if len(numbers) != 1:
         raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
 
 
-def _no_number(array: np.ndarray) -> str:
+def _describe_non_number(array: np.ndarray) -> str:
     """Return the first element of an array that is not a number, its row and column, and what to do."""
     for place, value in np.ndenumerate(array):
         if not isinstance(value, Real):
@@ -183,21 +192,19 @@ def _no_number(array: np.ndarray) -> str:
     return "numbers as Python objects; convert the array with astype(float)"
 
 
-def _known(y: object) -> Any:
-    """Targets with zeros where those of named outputs are missing."""
-    return (
-        tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y)
-        if isinstance(y, dict)
-        else y
-    )
+def _fill_missing(y: Batch) -> Batch:
+    """Return targets with zeros where those of named outputs are missing."""
+    if not isinstance(y, dict):
+        return y
+    return tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y)
 
 
-def num_rows(x: Inputs) -> int:
+def num_rows(x: Batch) -> int:
     """Return the number of rows of a tensor, or of a tuple or dict of tensors."""
-    return len(_named(x, "")[0][1])
+    return len(_name_tensors(x, "")[0][1])
 
 
-def take(x: Inputs, index: Tensor | slice) -> Any:
+def take(x: Part, index: Tensor | slice) -> Part:
     """Return the rows of a tensor, or of a tuple or dict of tensors."""
     return tree_map(lambda tensor: tensor[index], x)
 
@@ -207,7 +214,8 @@ def move(x: object, device: torch.device) -> Any:
     return tree_map(lambda tensor: tensor.to(device), x)
 
 
-def _named(x: object, name: str) -> list[tuple[str, Any]]:
+def _name_tensors(x: object, name: str) -> list[tuple[str, Any]]:
+    """Return the tensors of a batch, each with a name for errors."""
     if isinstance(x, dict):
         return [(f"{name}[{key!r}]", tensor) for key, tensor in x.items()]
     return [(name, tensor) for tensor in (x if isinstance(x, tuple) else (x,))]
@@ -215,30 +223,34 @@ def _named(x: object, name: str) -> list[tuple[str, Any]]:
 
 def _split(parts: Any) -> tuple[Any, Any]:
     """Split into inputs, a tuple if there are several, and targets, which come last."""
-    *inputs, y = (
-        tuple(part) if isinstance(part, list) and part and isinstance(part[0], Tensor) else part
-        for part in parts
-    )
+    *inputs, y = map(_to_tuple, parts)
     return inputs[0] if len(inputs) == 1 else tuple(inputs), y
 
 
-def _tensors(value: object, dtype: torch.dtype | None) -> Any:
+def _to_tuple(part: object) -> object:
+    """Return a list of tensors as a tuple, and all else as it is."""
+    if isinstance(part, list) and part and isinstance(part[0], Tensor):
+        return tuple(part)
+    return part
+
+
+def _to_tensors(value: object, dtype: torch.dtype | None) -> Any:
     """Convert NumPy arrays and Python floats to tensors of this floating-point dtype."""
 
     def convert(array: object) -> Any:
         if isinstance(array, np.ndarray) and array.dtype.kind not in "biufc":
             # check_inputs says what it holds.
             return array
-        # torch has no read-only tensors, and warns.
-        tensor = torch.as_tensor(
-            array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array
-        )
-        return (
-            tensor.to(dtype or torch.get_default_dtype()) if tensor.is_floating_point() else tensor
-        )
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            # torch has no read-only tensors, and warns.
+            array = array.copy()
+        tensor = torch.as_tensor(array)
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor.to(dtype or torch.get_default_dtype())
 
     if isinstance(value, Mapping):
-        return {name: _tensors(part, dtype) for name, part in value.items()}
+        return {name: _to_tensors(part, dtype) for name, part in value.items()}
     return tree_map_only(np.ndarray | np.generic | float, convert, value)
 
 
@@ -272,7 +284,7 @@ class Batches:
         self.rows, self.size, self.seed, self.device = rows, size, seed, device
         self._latest: tuple[int, Tensor] | None = None
         # Rows on the device, once for all batches, if they fit.
-        self._on_device: tuple[Inputs, Inputs] | None = None
+        self._on_device: tuple[Batch, Batch] | None = None
         if rows.dataset is None and device.type != "cpu" and _fits(rows.tensors, device):
             x, y = rows.tensors
             self._on_device = move(x, device), move(y, device)
@@ -284,7 +296,7 @@ class Batches:
             return max(1, len(self.rows) // self.size)
         return -(-len(self.rows) // self.size)
 
-    def get(self, epoch: int, number: int) -> tuple[Any, Any]:
+    def get(self, epoch: int, number: int) -> tuple[Batch, Batch]:
         """Return the inputs and targets of one batch of an epoch, both counted from zero."""
         return self._at(self._order(epoch)[number * self.size : (number + 1) * self.size])
 
@@ -292,27 +304,27 @@ class Batches:
         """Return the rows of one batch."""
         return min(self.size, len(self.rows) - number * self.size)
 
-    def first_rows(self) -> tuple[Any, Any]:
-        """Two rows, or the only one: enough to run model and guide once."""
+    def first_rows(self) -> tuple[Batch, Batch]:
+        """Return two rows, or the only one: enough to run model and guide once."""
         return self._at(torch.arange(min(2, len(self.rows)), device="cpu"))
 
-    def _at(self, index: Tensor) -> tuple[Any, Any]:
+    def _at(self, index: Tensor) -> tuple[Batch, Batch]:
         if self._on_device is not None:
             x, y = self._on_device
             return take(x, index.to(self.device)), take(y, index.to(self.device))
         x, y = self.rows.take(index)
-        return _sent(x, self.device), _sent(y, self.device)
+        return _send(x, self.device), _send(y, self.device)
 
     def _order(self, epoch: int) -> Tensor:
         seed = self.seed + epoch
         if self._latest is None or self._latest[0] != seed:
             generator = torch.Generator().manual_seed(seed)
             order = torch.randperm(len(self.rows), generator=generator, device="cpu")
-            self._latest = seed, order if self._on_device is None else _sent(order, self.device)
+            self._latest = seed, order if self._on_device is None else _send(order, self.device)
         return self._latest[1]
 
 
-def _fits(rows: tuple[Inputs, Inputs], device: torch.device) -> bool:
+def _fits(rows: tuple[Batch, Batch], device: torch.device) -> bool:
     """Return whether rows take at most a quarter of the memory that a device has left."""
     if device.type != "cuda":
         return True
@@ -320,7 +332,7 @@ def _fits(rows: tuple[Inputs, Inputs], device: torch.device) -> bool:
     return sum(tensor.nbytes for tensor in tree_leaves(rows)) <= free // 4
 
 
-def _sent(x: Inputs, device: torch.device) -> Any:
+def _send(x: Part, device: torch.device) -> Part:
     """Return the rows on a device; from pinned memory, so that nothing waits for the copy."""
     if device.type != "cuda":
         return move(x, device)
@@ -332,7 +344,9 @@ def _sent(x: Inputs, device: torch.device) -> Any:
     )
 
 
-def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any], float]]:
+def split_batch(
+    batch: tuple[Batch, Batch], number: int
+) -> Iterator[tuple[tuple[Batch, Batch], float]]:
     """Split a batch into at most ``number`` parts, each with its share of the rows."""
     if number == 1:
         yield batch, 1.0

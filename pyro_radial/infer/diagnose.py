@@ -17,9 +17,10 @@ from torch.distributions import transform_to
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
+from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.data import Inputs, Rows, move, num_rows
+from pyro_radial.infer.data import Rows, move, num_rows
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, not_finite_parameter
 from pyro_radial.infer.importance import LEVEL, IntervalShare, interval_shares, on_intervals
 from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
@@ -154,7 +155,7 @@ def diagnose(
         check_types(tuple | list, data=data)
         whole = inputs = data
     else:
-        x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
+        x, y = move(Rows(data, "data", dtype_of(guide, model)).all(), device)
         whole, inputs = (x, y), (x,)
     broken = first_not_finite(guide.named_parameters())
     if broken is not None:
@@ -198,9 +199,7 @@ def diagnose(
 
 
 @torch.no_grad()
-def share_of_wide(
-    model: Callable[..., object], guide: Callable[..., object], *inputs: object
-) -> float | None:
+def share_of_wide(model: Model, guide: Guide, *inputs: object) -> float | None:
     """Return the share of weights at least half as wide as their priors, or None if no width is known."""
     drawn = poutine.trace(guide).get_trace(*inputs)
     prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*inputs).nodes
@@ -217,7 +216,7 @@ def share_of_wide(
 
 
 def _spreads(
-    model: Callable[..., object],
+    model: Model,
     guide: nn.Module,
     inputs: Sequence[object],
     num_draws: int,
@@ -225,7 +224,7 @@ def _spreads(
 ) -> tuple[float | None, float | None]:
     """Return root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
 
-    def function(own_guide: Callable[..., object]) -> Any:
+    def function(own_guide: Guide) -> Any:
         guide_trace = poutine.trace(own_guide).get_trace(*inputs)
         nodes = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*inputs).nodes
         if function_site not in nodes and function_site != FUNCTION_SITE:
@@ -246,20 +245,21 @@ def _scale_pulls(
     loss: TermsELBO,
     model: Any,
     guide: AutoPerSite,
-    batch: Sequence[Any],
+    batch: Sequence[object],
     number: int,
 ) -> dict[str, float]:
     """Return the mean over weights of dL / d log(scale), for each site where it is far from zero beyond its noise."""
-    sites = {
-        name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad
-    }
-    found: dict[str, list[float]] = {name: [] for name in sites}
+    sites = {}
+    found: dict[str, list[float]] = {}
+    for name, site in guide.loc_scale_sites().items():
+        if site.scale.requires_grad:
+            sites[name] = site
+            found[name] = []
+    scales = [site.scale for site in sites.values()]
     for _ in range(number if sites else 0):
         with torch.enable_grad():
             value = loss(model, guide)(*batch)
-            gradients = torch.autograd.grad(
-                value, [site.scale for site in sites.values()], allow_unused=True
-            )
+            gradients = torch.autograd.grad(value, scales, allow_unused=True)
         for (name, site), gradient in zip(sites.items(), gradients, strict=True):
             if gradient is not None:
                 to_scale = transform_to(site.family.scale_constraint)
@@ -277,6 +277,7 @@ def _scale_pulls(
 
 
 def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
+    """Yield findings on the terms of the loss."""
     nll = float(terms.negative_log_likelihood)
     kl = terms.kl_weight * float(terms.kl)
     if terms.num_data is None:
@@ -309,6 +310,7 @@ def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
 def _on_scales(
     unmoved: list[str], changes: dict[str, float], share_wide: float | None
 ) -> Iterator[str]:
+    """Yield findings on scales that did not move, and on a posterior that is nearly as wide as the prior."""
     if unmoved:
         which = (
             "No scale has"
@@ -329,6 +331,7 @@ def _on_scales(
 
 
 def _on_pulls(pulls: dict[str, float]) -> Iterator[str]:
+    """Yield findings on scales that the loss still pulls at."""
     narrow = ", ".join(name for name, pull in pulls.items() if pull < 0)
     wide = ", ".join(name for name, pull in pulls.items() if pull > 0)
     advice = "so they are not trained. Train longer, or with NaturalGradient() without beta2."
@@ -339,6 +342,7 @@ def _on_pulls(pulls: dict[str, float]) -> Iterator[str]:
 
 
 def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> Iterator[str]:
+    """Yield findings on functions that vary more over draws than over inputs, and on sampled KLs."""
     if signal is not None and noise is not None and noise > signal:
         yield (
             "The function varies more over draws of the weights than over inputs, so predictions are nearly constant. "
@@ -353,21 +357,21 @@ def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> 
 
 
 @torch.no_grad()
-def not_standardized(model: object, x: Inputs, y: Inputs) -> str | None:
+def not_standardized(model: object, x: Batch, y: Batch) -> str | None:
     """Say which inputs or real targets have another size, with the numbers; None if all fit or nothing is known."""
     likelihood = getattr(model, "likelihood", None)
     if likelihood is None or num_rows(x) < 2:
         return None
     outputs = {"": (likelihood, y)}
     if isinstance(likelihood, NamedLikelihoods) and isinstance(y, dict):
-        outputs = {
-            f"{name} ": (part, y[name]) for name, part in likelihood.by_name.items() if name in y
-        }
-    real = {
-        name: pair
-        for name, pair in outputs.items()
-        if isinstance(pair[0], Gaussian | HeteroscedasticGaussian)
-    }
+        outputs = {}
+        for name, part in likelihood.by_name.items():
+            if name in y:
+                outputs[f"{name} "] = (part, y[name])
+    real = {}
+    for name, (part, targets) in outputs.items():
+        if isinstance(part, Gaussian | HeteroscedasticGaussian):
+            real[name] = (part, targets)
     found = []
     sizes = [_largest(part) for part in tree_leaves(x) if part.is_floating_point()]
     size = max(sizes, default=0.0)

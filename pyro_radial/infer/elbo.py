@@ -29,14 +29,13 @@ from pyro_radial._pyro.compat import (
     check_site_shape,
     is_deterministic,
 )
+from pyro_radial._pyro.types import Guide, Message, Model, Node
 from pyro_radial.distributions.kl import kl_by_cross_entropy
 from pyro_radial.distributions.wrappers import leaf, remove_masks
 from pyro_radial.nn.modules import Autocast
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
 PARTICLE_PLATE = "num_particles_vectorized"
-#: A model or a guide.
-Program = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class LossTerms:
     @property
     def loss(self) -> Tensor:
         """The value of the loss."""
-        of_functions = _weighted(self.negative_log_likelihood, self.kl_weight, self.kl)
-        return _weighted(of_functions, self.weight_space_kl_weight, self.weight_space_kl)
+        of_functions = _add_kl(self.negative_log_likelihood, self.kl_weight, self.kl)
+        return _add_kl(of_functions, self.weight_space_kl_weight, self.weight_space_kl)
 
     @property
     def entropy(self) -> Tensor | None:
@@ -110,13 +109,13 @@ class LossTerms:
             )
         return replace(average([self], self.num_data), num_data=1)
 
-    def copied(self) -> "LossTerms":
+    def copy(self) -> "LossTerms":
         """Return the same terms in memory of their own."""
         return replace(
             self,
-            nll_by_site=_mapped(Tensor.clone, self.nll_by_site),
-            kl_by_site=_mapped(Tensor.clone, self.kl_by_site),
-            weight_space_kl_by_site=_mapped(Tensor.clone, self.weight_space_kl_by_site),
+            nll_by_site=_map_sites(Tensor.clone, self.nll_by_site),
+            kl_by_site=_map_sites(Tensor.clone, self.kl_by_site),
+            weight_space_kl_by_site=_map_sites(Tensor.clone, self.weight_space_kl_by_site),
         )
 
     def not_finite(self) -> list[str]:
@@ -137,20 +136,23 @@ class LossTerms:
 def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
     """Return the mean over particles; a pass with vectorized particles holds the sum over all of them."""
     first = particles[0]
+    sampled_kl: dict[str, str] = {}
+    for terms in particles:
+        sampled_kl |= terms.sampled_kl
     return LossTerms(
         first.kl_weight,
-        _divided([p.nll_by_site for p in particles], num_particles),
-        _divided([p.kl_by_site for p in particles], num_particles),
-        lambda: _divided([p.entropy_by_site for p in particles], num_particles),
+        _sum_and_divide([p.nll_by_site for p in particles], num_particles),
+        _sum_and_divide([p.kl_by_site for p in particles], num_particles),
+        lambda: _sum_and_divide([p.entropy_by_site for p in particles], num_particles),
         first.num_data,
-        {name: reason for p in particles for name, reason in p.sampled_kl.items()},
+        sampled_kl,
         first.weight_space_kl_weight,
-        _divided([p.weight_space_kl_by_site for p in particles], num_particles),
+        _sum_and_divide([p.weight_space_kl_by_site for p in particles], num_particles),
     )
 
 
 @torch.no_grad()
-def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+def entropies(sites: Mapping[str, Node]) -> dict[str, Tensor]:
     """Return the scaled entropy of each site that has one."""
     result = {}
     for name, site in sites.items():
@@ -162,7 +164,7 @@ def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
     return result
 
 
-def _mapped(
+def _map_sites(
     function: Callable[[Tensor], Tensor], by_site: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     return {name: function(value) for name, value in by_site.items()}
@@ -178,14 +180,17 @@ def as_tensor(number: float | Tensor) -> Tensor:
     return number if isinstance(number, Tensor) else torch.as_tensor(number)
 
 
-def _weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
-    """Return the sum. A weight of zero omits the KL, infinite at the pole of a radial prior; tensors are not read."""
+def _add_kl(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
+    """Return the negative log-likelihood plus the weighted KL.
+
+    A weight of zero leaves out the KL, which is infinite at the pole of a radial prior. A tensor is not read.
+    """
     if not isinstance(kl_weight, Tensor) and not kl_weight:
         return negative_log_likelihood
     return negative_log_likelihood + kl_weight * kl
 
 
-def _divided(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
+def _sum_and_divide(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
     """Return the sum over the mappings, site by site, divided by a number."""
     result = {}
     for name in by_site[0]:
@@ -195,12 +200,12 @@ def _divided(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, 
 
 
 class Run(NamedTuple):
-    """A run of a guide, and of a model on it."""
+    """A run of a guide, and of the model replayed with its draw."""
 
-    model: Program
-    guide: Program
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    model: Model
+    guide: Guide
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     model_trace: Trace
     guide_trace: Trace
     sampled: dict[str, str]  # why the KL of a site was sampled
@@ -291,8 +296,8 @@ class TermsELBO(TraceMeanField_ELBO):
 
     def loss_and_terms(
         self,
-        model: Program,
-        guide: Program,
+        model: Model,
+        guide: Guide,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
         weight: float | Tensor,
@@ -307,12 +312,12 @@ class TermsELBO(TraceMeanField_ELBO):
         loss, evaluated = self._loss_and_passes(model, guide, args, dict(kwargs), weight, step)
         return loss, average(evaluated, self.num_particles)
 
-    def loss(self, model: Program, guide: Program, *args: object, **kwargs: object) -> float:
+    def loss(self, model: Model, guide: Guide, *args: object, **kwargs: object) -> float:
         """Return the loss without gradients, as a number like Pyro's losses; this reads it on the host."""
         return float(self._total_of_passes(model, guide, args, kwargs, backward=False))
 
     def differentiable_loss(
-        self, model: Program, guide: Program, *args: object, **kwargs: object
+        self, model: Model, guide: Guide, *args: object, **kwargs: object
     ) -> Tensor:
         """Return the loss as a tensor to differentiate, without a host-device synchronization."""
         step = self.step + torch.is_grad_enabled()
@@ -322,33 +327,36 @@ class TermsELBO(TraceMeanField_ELBO):
         self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
         return loss
 
-    def loss_and_grads(
-        self, model: Program, guide: Program, *args: object, **kwargs: object
-    ) -> Tensor:
+    def loss_and_grads(self, model: Model, guide: Guide, *args: object, **kwargs: object) -> Tensor:
         """Return the loss and add its gradients to those of the parameters, one pass after the other."""
         return self._total_of_passes(model, guide, args, kwargs, backward=True)
 
     def _loss_and_passes(
         self,
-        model: Program,
-        guide: Program,
+        model: Model,
+        guide: Guide,
         args: tuple[object, ...],
         kwargs: dict[str, object],
         weight: float | Tensor,
         step: int,
     ) -> tuple[Tensor, list[LossTerms]]:
-        passes = list(self._passes(model, guide, args, kwargs, weight, step))
-        loss = as_tensor(sum([loss for loss, _ in passes]) / self.num_particles)
-        return loss, [terms for _, terms in passes]
+        """Return the mean loss of all passes, and the terms of each."""
+        losses = []
+        evaluated = []
+        for loss, terms in self._passes(model, guide, args, kwargs, weight, step):
+            losses.append(loss)
+            evaluated.append(terms)
+        return as_tensor(sum(losses) / self.num_particles), evaluated
 
     def _total_of_passes(
         self,
-        model: Program,
-        guide: Program,
+        model: Model,
+        guide: Guide,
         args: tuple[object, ...],
         kwargs: dict[str, object],
         backward: bool,
     ) -> Tensor:
+        """Return the detached mean loss of all passes; with ``backward``, add the gradients of one after another."""
         total: float | Tensor = 0.0
         evaluated = []
         step = self.step + torch.is_grad_enabled()
@@ -365,8 +373,8 @@ class TermsELBO(TraceMeanField_ELBO):
 
     def _passes(
         self,
-        model: Program,
-        guide: Program,
+        model: Model,
+        guide: Guide,
         args: tuple[object, ...],
         kwargs: dict[str, object],
         weight: float | Tensor,
@@ -379,8 +387,8 @@ class TermsELBO(TraceMeanField_ELBO):
             sites = _observed(model_trace).items()
             observed = {name: -site["log_prob_sum"] for name, site in sites}
             latent, weights = self._kls(run)
-            loss = _weighted(_total(observed), weight, _total(latent))
-            loss = _weighted(loss, self.weight_space_kl, _total(weights))
+            loss = _add_kl(_total(observed), weight, _total(latent))
+            loss = _add_kl(loss, self.weight_space_kl, _total(weights))
             # An entropy needs no value, which is a copy of all weights.
             parts = {}
             for name, site in guide_trace.nodes.items():
@@ -388,20 +396,20 @@ class TermsELBO(TraceMeanField_ELBO):
                     parts[name] = {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
             terms = LossTerms(
                 weight,
-                _mapped(Tensor.detach, observed),
-                _mapped(Tensor.detach, latent),
+                _map_sites(Tensor.detach, observed),
+                _map_sites(Tensor.detach, latent),
                 partial(entropies, parts),
                 num_data_of(model_trace),
                 run.sampled,
                 self.weight_space_kl,
-                _mapped(Tensor.detach, weights),
+                _map_sites(Tensor.detach, weights),
             )
             yield loss, terms
 
     def _get_trace(
         self,
-        model: Program,
-        guide: Program,
+        model: Model,
+        guide: Guide,
         args: tuple[object, ...],
         kwargs: dict[str, object],
     ) -> tuple[Trace, Trace]:
@@ -416,7 +424,7 @@ class TermsELBO(TraceMeanField_ELBO):
             model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
         except ValueError as error:
             # Validation stops at a value that follows from a broken parameter.
-            for name, site in dict[str, Any](run.trace.nodes).items():
+            for name, site in dict[str, Node](run.trace.nodes).items():
                 if site["type"] == "param" and not bool(torch.isfinite(site["value"]).all()):
                     raise not_finite_parameter(f"'{name}'") from error
             raise
@@ -436,7 +444,7 @@ class TermsELBO(TraceMeanField_ELBO):
             check_mean_field_requirement(model_trace, guide_trace)
         return model_trace, guide_trace
 
-    def _vectorized_num_particles(self, fn: Any) -> Any:
+    def _vectorized_num_particles(self, fn: Model) -> Model:
         """Repeat the particles as Pyro does, and record each site's distribution before and after."""
         repeated = super()._vectorized_num_particles(_RecordDistribution("own_distribution")(fn))
         return _RecordDistribution("repeated_distribution")(repeated)
@@ -449,13 +457,13 @@ class TermsELBO(TraceMeanField_ELBO):
         self, run: Run, wanted: Callable[[str], bool] = lambda _: True
     ) -> dict[str, Tensor]:
         """Return the KL of each latent site of the guide with a wanted name."""
-        return {
-            name: self._site_kl(name, site, run)
-            for name, site in run.guide_trace.iter_stochastic_nodes()
-            if not site_is_subsample(site) and wanted(name)
-        }
+        kls = {}
+        for name, site in run.guide_trace.iter_stochastic_nodes():
+            if not site_is_subsample(site) and wanted(name):
+                kls[name] = self._site_kl(name, site, run)
+        return kls
 
-    def _site_kl(self, name: str, guide_site: object, run: Run) -> Tensor:
+    def _site_kl(self, name: str, guide_site: Node, run: Run) -> Tensor:
         """Return the KL of one site, and record why it is sampled."""
         kl = _analytic_kl(name, guide_site, run)
         if isinstance(kl, Tensor):
@@ -468,6 +476,7 @@ class TermsELBO(TraceMeanField_ELBO):
         return _sampled_kl(name, run.model_trace, run.guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
+        """Raise a ValueError naming a latent site of the model that the guide lacks."""
         for name, site in model_trace.iter_stochastic_nodes():
             if name in guide_trace or site_is_subsample(site):
                 continue
@@ -490,7 +499,7 @@ def not_finite_parameter(name: str) -> ValueError:
     )
 
 
-def is_auxiliary(site: Any) -> bool:
+def is_auxiliary(site: Node) -> bool:
     """Return whether a guide marks a site as one that the model does not have."""
     return bool((site["infer"] or {}).get("is_auxiliary", False))
 
@@ -503,12 +512,14 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
     return float(weight)
 
 
-def _observed(model_trace: Trace) -> dict[str, Any]:
+def _observed(model_trace: Trace) -> dict[str, Node]:
     """Return the sites of observations."""
-    sites: dict[str, Any] = {
-        name: model_trace.nodes[name] for name in model_trace.observation_nodes
-    }
-    return {name: site for name, site in sites.items() if not is_deterministic(site)}
+    found: dict[str, Node] = {}
+    for name in model_trace.observation_nodes:
+        site = model_trace.nodes[name]
+        if not is_deterministic(site):
+            found[name] = site
+    return found
 
 
 def num_data_of(model_trace: Trace) -> int | None:
@@ -525,7 +536,7 @@ def num_data_of(model_trace: Trace) -> int | None:
 
 
 class _RecordDistribution(Messenger):
-    """Records under a key the distribution of each sample statement at this place among the handlers.
+    """Record under a key the distribution of each sample statement at this place among the handlers.
 
     One recorder inside and one outside of a plate of particles serve :func:`own_distribution`.
     """
@@ -534,13 +545,13 @@ class _RecordDistribution(Messenger):
         super().__init__()
         self.key = key
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         msg[self.key] = msg["fn"]
 
 
-def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
+def _analytic_kl(name: str, guide_site: Node, run: Run) -> Tensor | str:
     """Return the scaled and masked KL of a latent site in nats, or in words why it must be sampled."""
-    model_site: Any = run.model_trace.nodes.get(name)
+    model_site: Node | None = run.model_trace.nodes.get(name)
     if is_validation_enabled() and not guide_site["fn"].has_rsample:
         raise NotImplementedError(
             f"guide must have a reparameterized sampler at site '{name}', got {type(leaf(guide_site['fn'])).__name__}"
@@ -550,31 +561,36 @@ def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
     if isinstance(leaf(guide_site["fn"]), Delta):
         # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
         return _log_prob_sum(name, run.guide_trace) - _log_prob_sum(name, run.model_trace)
-    scales = guide_site["scale"], model_site["scale"]
+    scale_in_guide = guide_site["scale"]
+    scale = model_site["scale"]
     if not _same(guide_site["mask"], model_site["mask"]):
         return "masked differently in the model and the guide"
     q = own_distribution(guide_site)
     p = own_distribution(model_site)
     # Torch's registry has Pyro's rule for two masked normals, which is wrong for different masks.
-    masked = all(isinstance(leaf(d), Normal) and remove_masks(d) is not d for d in (q, p))
+    are_masked = _is_masked_normal(q) and _is_masked_normal(p)
     try:
-        kl = kl_by_cross_entropy(q, p) if masked else kl_divergence(q, p)
+        kl = kl_by_cross_entropy(q, p) if are_masked else kl_divergence(q, p)
     except NotImplementedError:
         return f"without a closed-form KL from {type(leaf(q)).__name__} to {type(leaf(p)).__name__}"
-    kl = scale_and_mask(kl, scale=scales[1], mask=guide_site["mask"])
-    if not _same(*scales):
+    kl = scale_and_mask(kl, scale=scale, mask=guide_site["mask"])
+    if not _same(scale_in_guide, scale):
         # E[a log q - b log p] = b KL - (a - b) H(q); tensors may be equal.
         try:
             entropy = q.entropy()
         except NotImplementedError:
             return "scaled differently in the model and the guide, without a closed-form entropy"
-        kl = kl - scale_and_mask(entropy, scale=scales[0] - scales[1], mask=guide_site["mask"])
+        kl = kl - scale_and_mask(entropy, scale=scale_in_guide - scale, mask=guide_site["mask"])
     return kl.expand(guide_site["fn"].batch_shape).sum()
+
+
+def _is_masked_normal(distribution: Any) -> bool:
+    return isinstance(leaf(distribution), Normal) and remove_masks(distribution) is not distribution
 
 
 def _sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
     """Estimate the KL of a latent site without bias, or return the log-density of an auxiliary site of the guide."""
-    site: Any = guide_trace.nodes[name]
+    site: Node = guide_trace.nodes[name]
     check_drawn(name, site, "prior must have a KL in closed form")
     score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
     score_parts = score_parts.scale_and_mask(site["scale"], site["mask"])
@@ -584,14 +600,14 @@ def _sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
     return log_density - _log_prob_sum(name, model_trace)
 
 
-def own_distribution(site: Any) -> Any:
+def own_distribution(site: Node) -> Any:
     """Return a site's distribution before particles repeated it, unless a handler has replaced it since."""
     if site["fn"] is site.get("repeated_distribution"):
         return site["own_distribution"]
     return site["fn"]
 
 
-def _log_prob_sum(name: str, trace: Any) -> Tensor:
+def _log_prob_sum(name: str, trace: Trace) -> Tensor:
     trace.compute_log_prob(lambda site_name, _: site_name == name)
     return trace.nodes[name]["log_prob_sum"]
 

@@ -4,7 +4,7 @@
 """Estimate by importance sampling which share of the posterior a guide's intervals hold."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
@@ -14,6 +14,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_radial._pyro.types import Guide, Model, Node
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.families import MultivariateNormal
 
@@ -31,8 +32,6 @@ MOST_NUMBERS = 50
 #: The most elements of plates for which shares are estimated, in equal distances.
 MOST_ELEMENTS = 100
 
-#: A model or a guide.
-Program = Callable[..., object]
 #: Names, dims and sizes of the plates around a site.
 Plates = frozenset[tuple[str, int, int]]
 
@@ -64,9 +63,7 @@ class _Compared(NamedTuple):
 
 
 @torch.no_grad()
-def interval_shares(
-    model: Program, guide: Program, args: Sequence[object]
-) -> dict[str, IntervalShare]:
+def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[str, IntervalShare]:
     """Estimate the share for each latent site that is not a point.
 
     Each element of a plate has ratios of its own: all sites in the plate are drawn together, and sites outside of it
@@ -87,29 +84,33 @@ def interval_shares(
     together: dict[Plates, list[str]] = {}
     for name in drawn:
         plates = _plates(sites[name])
-        given_others = poutine.trace(_held(guide, start, plates)).get_trace(*args)
+        given_others = poutine.trace(_hold_outside(guide, start, plates)).get_trace(*args)
         if not _differ(start, given_others, name):
             plates = Plates()
         together.setdefault(plates, []).append(name)
     shares = {}
     for plates, names in together.items():
-        inside = [sites[name] for name in drawn if plates <= _plates(sites[name])]
-        numbers = sum(site["value"].numel() for site in inside)
+        outside = []
+        numbers = 0
+        for name in drawn:
+            if plates <= _plates(sites[name]):
+                numbers += sites[name]["value"].numel()
+            else:
+                outside.append(name)
         number = math.prod(size for _, _, size in plates)
+        runs = []
         # Without sites outside, all starts are the same.
-        used = starts if len(inside) < len(drawn) else starts[:1]
-        runs = [
-            _compare_draws(model, _held(guide, trace, plates), args, plates, names)
-            for trace in used
-        ]
-        weights, shapes = smoothed_weights(torch.cat([run.ratios for run in runs], 1))
+        for trace in starts if outside else starts[:1]:
+            held = _hold_outside(guide, trace, plates)
+            runs.append(_compare_draws(model, held, args, plates, names))
+        weights, shapes = smooth_weights(torch.cat([run.ratios for run in runs], 1))
         for name in names:
             draws = torch.cat([run.draws[name] for run in runs], 1)
-            held, error = _held_by_intervals(draws, weights)
-            least = int(held.argmin())
+            shares_held, errors = _held_by_intervals(draws, weights)
+            least = int(shares_held.argmin())
             shares[name] = IntervalShare(
-                float(held[least]),
-                float(error[least]),
+                float(shares_held[least]),
+                float(errors[least]),
                 float(shapes.median()),
                 numbers // number,
                 sites[name]["fn"].event_shape.numel(),
@@ -118,7 +119,7 @@ def interval_shares(
 
 
 def on_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator[str]:
-    """Say which intervals fail, and of which nothing is known."""
+    """Yield findings on intervals that fail, and on those of which nothing is known."""
     unknown = []
     for name, share in shares.items():
         advice = _advice(name, share, guide)
@@ -144,6 +145,7 @@ def on_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator
 
 
 def _advice(name: str, share: IntervalShare, guide: object) -> str:
+    """Return what to try for a site whose intervals fail."""
     train = "If the loss still falls, train longer."
     if isinstance(guide, AutoContinuous):
         return f"Write the model non-centered, or take MCMC. {train}"
@@ -167,7 +169,7 @@ def _refuse_mini_batch(trace: Trace) -> None:
                 )
 
 
-def _plates(site: Any) -> Plates:
+def _plates(site: Node) -> Plates:
     """Return the plates around a site, without those that are loops."""
     stack = site["cond_indep_stack"]
     return Plates((frame.name, frame.dim, frame.size) for frame in stack if frame.vectorized)
@@ -177,7 +179,7 @@ def _differ(first: Any, second: Any, name: str) -> bool:
     return not torch.equal(first.nodes[name]["value"], second.nodes[name]["value"])
 
 
-def _held(guide: Program, trace: Trace, plates: Plates) -> Program:
+def _hold_outside(guide: Guide, trace: Trace, plates: Plates) -> Guide:
     """Return the guide with the sites outside of the plates at their values in a trace."""
     held = trace.copy()
     for name in trace.stochastic_nodes:
@@ -187,7 +189,7 @@ def _held(guide: Program, trace: Trace, plates: Plates) -> Program:
 
 
 def _compare_draws(
-    model: Program, guide: Program, args: Sequence[object], plates: Plates, names: Sequence[str]
+    model: Model, guide: Guide, args: Sequence[object], plates: Plates, names: Sequence[str]
 ) -> _Compared:
     """Draw from the guide, and compare it with the model, for each element of some plates."""
     dims = sorted(dim for _, dim, _ in plates)
@@ -201,7 +203,7 @@ def _compare_draws(
         chosen = torch.linspace(0, number - 1, min(number, MOST_ELEMENTS)).long()
         ratios.append(ratio[chosen])
         for name in names:
-            site: Any = model_trace.nodes[name]
+            site: Node = model_trace.nodes[name]
             places = [dim - site["fn"].event_dim for dim in dims]
             value = site["value"].movedim(places, list(range(len(dims))))
             draws[name].append(value.reshape(number, -1).cpu()[chosen])
@@ -235,7 +237,7 @@ def _held_by_intervals(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return held.mean(0), errors.mean(0).div(len(held)).sqrt()
 
 
-def smoothed_weights(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
+def smooth_weights(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
     """Replace the largest ratios by quantiles of a Pareto distribution fitted to them.
 
     Source: Vehtari, Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling", section 3.
@@ -248,7 +250,7 @@ def smoothed_weights(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
     size = int(min(0.2 * number, 3 * number**0.5))
     ordered, order = log_ratios.sort(0)
     cutoff = ordered[-size - 1].exp()
-    shape, scale = _pareto(ordered[-size:].exp() - cutoff)
+    shape, scale = _fit_pareto(ordered[-size:].exp() - cutoff)
     levels = ((torch.arange(size).to(ordered) + 0.5) / size).unsqueeze(-1)
     quantiles = cutoff + scale * torch.expm1(-shape * torch.log1p(-levels)) / shape
     # Ratios that are all the same have no tail.
@@ -257,7 +259,7 @@ def smoothed_weights(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
     return weights, shape.nan_to_num(nan=0.0)
 
 
-def _pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
+def _fit_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
     """Fit generalized Pareto distributions to ascending numbers ``[M, n]``; return shapes and scales, ``[n]``.
 
     Source: Zhang and Stephens (2009), "A new and efficient estimation method for the generalized Pareto distribution";

@@ -20,6 +20,7 @@ from torch import Tensor
 from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import is_deterministic, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.prediction.guide_draws import PosteriorSamples, check_has_parameters
 from pyro_radial.nn.modules import evaluating
@@ -93,7 +94,7 @@ def to_arviz(
             raise ValueError(
                 f"model must observe a site, got {sorted(latent)} without a value; are targets missing from args?"
             )
-        names = _dims(latent | observed)
+        names = _name_dims(latent | observed)
         for _ in range(num_draws):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             _check_fits(drawn.nodes, latent)
@@ -161,7 +162,7 @@ def _run(
     }
 
 
-def _check_fits(drawn: Mapping[str, Any], latent: Mapping[str, Any]) -> None:
+def _check_fits(drawn: Mapping[str, Node], latent: Mapping[str, Node]) -> None:
     """Raise a ValueError naming a latent site of the model that the posterior lacks or has in another shape."""
     for name, site in latent.items():
         if site["is_observed"]:
@@ -174,7 +175,7 @@ def _check_fits(drawn: Mapping[str, Any], latent: Mapping[str, Any]) -> None:
             )
 
 
-def _dims(sites: Mapping[str, Any]) -> dict[str, list[str | None]]:
+def _name_dims(sites: Mapping[str, Node]) -> dict[str, list[str | None]]:
     """Return the names of each site's dimensions: those of its plates, and None for others."""
     dims = {}
     for name, site in sites.items():

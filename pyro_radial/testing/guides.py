@@ -41,7 +41,7 @@ def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
         )
 
 
-def _trained(
+def _train(
     model: object,
     guide: object,
     *args: object,
@@ -172,7 +172,7 @@ class GuideTests:
     @pytest.mark.parametrize("local", [False, True])
     def test_training_lowers_the_loss_by_svi_and_by_torch(self, local: bool, data: Data) -> None:
         with pyro.settings.context(module_local_params=local):
-            losses = _trained(
+            losses = _train(
                 weights_model,
                 self.make(weights_model),
                 *data,
@@ -200,7 +200,7 @@ class GuideTests:
         assert draw["local"].shape == (3, 2)
         assert guide.median()["local"].shape == (7, 2)
         before = guide.median()["local"].clone()
-        _trained(local_model, guide, data, 3, lr=0.05, steps=60)
+        _train(local_model, guide, data, 3, lr=0.05, steps=60)
         assert bool((guide.median()["local"] != before).any(-1).all())
 
     def test_create_plates_chooses_the_rows(self) -> None:
@@ -280,7 +280,7 @@ class GuideTests:
     def test_a_copy_trains_on_its_own(self, guide: AutoPerSite, data: Data) -> None:
         twin = copy.deepcopy(guide)
         before = {name: value.clone() for name, value in guide.median().items()}
-        _trained(weights_model, twin, *data)
+        _train(weights_model, twin, *data)
         guide(*data)
         assert all(torch.equal(guide.median()[name], before[name]) for name in before)
         assert not torch.equal(twin.median()["layer.weight"], before["layer.weight"])
@@ -289,7 +289,7 @@ class GuideTests:
         second = self.make(weights_model)
         second(*data)
         before = second.median()["layer.bias"].clone()
-        _trained(weights_model, guide, *data)
+        _train(weights_model, guide, *data)
         second(*data)
         assert torch.equal(second.median()["layer.bias"], before)
 
@@ -300,7 +300,7 @@ class GuideTests:
         value = posterior["layer.weight"].sample()
         before = posterior["layer.weight"].log_prob(value)
         assert not before.requires_grad
-        _trained(weights_model, guide, *data, steps=1)
+        _train(weights_model, guide, *data, steps=1)
         assert torch.equal(posterior["layer.weight"].log_prob(value), before)
         assert bool((posterior["noise"].sample((50,)) > 0).all())
 

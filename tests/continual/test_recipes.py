@@ -17,7 +17,7 @@ from benchmarks.continual import permuted_mnist, published_settings
 from benchmarks.continual._cells import keeping_of
 from benchmarks.continual._chains import Tuned
 from pyro_radial.continual import Coreset, PriorChain, Task, TaskStream, recipes, train_stream
-from pyro_radial.infer.training.settings import described
+from pyro_radial.infer.training.settings import describe_setting
 from pyro_radial.nn import MultiHead
 from tests.helpers.streams import clusters, stream
 
@@ -70,7 +70,7 @@ def test_a_recipe_has_the_settings_of_the_rows_that_it_is_quoted_for(recipe, mod
         }
         ours = recipe.options
         for name in ("epochs", "batch_size", "optim", "loss", "first_task"):
-            assert described(ours[name]) == described(theirs[name]), name
+            assert describe_setting(ours[name]) == describe_setting(theirs[name]), name
         assert ours["coreset"] == theirs["coreset"]
         # Along a cosine to zero over the steps of a task.
         assert ours["scheduler"] == "cosine"

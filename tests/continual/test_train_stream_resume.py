@@ -20,7 +20,7 @@ from pyro_radial.continual import (
 )
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.training.checkpoint import Checkpoint, copied
+from pyro_radial.infer.training.checkpoint import Checkpoint, copy_state
 from pyro_radial.infer.training.training_run import TrainingRun
 from tests.helpers.runs import Counting
 from tests.helpers.runs import assert_same as assert_same_state
@@ -140,7 +140,7 @@ def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monk
     killed(monkeypatch, None, MODULE, "fit", 1, "after", **options)
     changed = {**options, **other_settings()[setting]}
     one = changed.pop("one", None) or chain()
-    before = copied(one.state_dict())
+    before = copy_state(one.state_dict())
     with pytest.raises(ValueError, match=r"stream\.pt was made with"):
         learn(one, **changed)
     assert_same_state(one.state_dict(), before)
@@ -164,7 +164,7 @@ def test_other_data_of_a_task_that_was_learned_is_refused(number, tmp_path):
     learn(checkpoint=tmp_path)
     learn(checkpoint=tmp_path)
     one = chain()
-    before = copied(one.state_dict())
+    before = copy_state(one.state_dict())
     with pytest.raises(ValueError, match=rf"stream\.pt was made with {stream().names[number]}\.train\.y="):
         learn(one, tasks=relabeled(number), checkpoint=tmp_path)
     assert_same_state(one.state_dict(), before)

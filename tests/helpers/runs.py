@@ -16,7 +16,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
 from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
-from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.checkpoint import copy_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.infer.training.training_run import TrainingRun
@@ -159,7 +159,7 @@ def state_of(model, guide):
         # A guide's name in the store differs from instance to instance, and its values are in its state.
         state |= {name: store[name].detach() for name in store if not name.startswith("Auto")}
         state = {re.sub("BayesianModule[_0-9]*", "bnn", name): value for name, value in state.items()}
-    return copied(state)
+    return copy_state(state)
 
 
 def assert_same(one, other):

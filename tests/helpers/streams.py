@@ -17,7 +17,7 @@ from pyro_radial.continual import (
     PriorChain,
     train_stream,
 )
-from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.checkpoint import copy_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.nn import MultiHead, likelihoods
 from tests.helpers.runs import OPTIONS as FIT_OPTIONS
@@ -66,7 +66,7 @@ def learn(one=None, tasks=None, **options):
         options["options"] = FitOptions(**given)
     pyro.set_rng_seed(torch.seed() % 1000)  # What was drawn before does not matter.
     matrix = train_stream(one, stream() if tasks is None else tasks, **{**OPTIONS, **options})
-    return matrix, copied(one.state_dict())
+    return matrix, copy_state(one.state_dict())
 
 
 def assert_same(one, other):

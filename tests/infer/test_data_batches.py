@@ -12,7 +12,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, fit, predict
-from pyro_radial.infer.data import Batches, Rows, parts
+from pyro_radial.infer.data import Batches, Rows, split_batch
 from pyro_radial.nn import likelihoods
 from tests.helpers.items import Items
 from tests.helpers.runs import (
@@ -134,7 +134,7 @@ def test_a_batch_does_not_depend_on_those_before_it(rows, size, per_epoch):
 @pytest.mark.parametrize(("rows", "number"), [(6, 1), (6, 4), (3, 5)])
 def test_the_parts_of_a_batch_are_its_rows_in_order_and_their_shares_make_one(rows, number):
     x, y = data(rows)
-    pieces = list(parts((x, y), number))
+    pieces = list(split_batch((x, y), number))
     assert torch.equal(torch.cat([part[0] for part, _ in pieces]), x)
     assert torch.equal(torch.cat([part[1] for part, _ in pieces]), y)
     assert [share for _, share in pieces] == [len(part[1]) / rows for part, _ in pieces]

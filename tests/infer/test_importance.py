@@ -19,7 +19,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, CompiledSVI, SupervisedModel, diagnose
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.importance import NUM_DRAWS, IntervalShare, interval_shares, on_intervals, smoothed_weights
+from pyro_radial.infer.importance import NUM_DRAWS, IntervalShare, interval_shares, on_intervals, smooth_weights
 from pyro_radial.nn import likelihoods
 
 
@@ -166,7 +166,7 @@ def test_smoothed_weights_are_those_of_arviz():
     torch.manual_seed(0)
     z = torch.randn(NUM_DRAWS, 4, dtype=torch.float64)
     log_ratios = torch.stack([0.2 * z[:, 0], 2 * z[:, 1], 0.4 * z[:, 2].square(), z[:, 3].square()], -1)
-    weights, shapes = smoothed_weights(log_ratios)
+    weights, shapes = smooth_weights(log_ratios)
     for index in range(4):
         log_weights, shape = array_stats.psislw(-log_ratios[:, index].numpy())
         np.testing.assert_allclose(weights[:, index].numpy(), np.exp(log_weights), rtol=1e-10)
@@ -176,13 +176,13 @@ def test_smoothed_weights_are_those_of_arviz():
 @pytest.mark.parametrize("shape", [0.2, 0.5, 1.0])
 def test_the_shape_of_pareto_ratios_is_found(shape):
     ratios = stats.genpareto.rvs(shape, size=(NUM_DRAWS, 200), random_state=0)
-    _, shapes = smoothed_weights(torch.as_tensor(ratios).log())
+    _, shapes = smooth_weights(torch.as_tensor(ratios).log())
     # The standard error of one is about 0.13, and the weak prior at 0.5 has a tenth of the weight.
     assert float(shapes.mean()) == pytest.approx(0.9 * shape + 0.05, abs=0.05)
 
 
 def test_equal_ratios_have_equal_weights_and_no_tail():
-    weights, shapes = smoothed_weights(torch.full((NUM_DRAWS, 2), 3.0, dtype=torch.float64))
+    weights, shapes = smooth_weights(torch.full((NUM_DRAWS, 2), 3.0, dtype=torch.float64))
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / NUM_DRAWS))
     assert shapes.tolist() == [0.0, 0.0]
 

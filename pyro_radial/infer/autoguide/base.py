@@ -33,11 +33,11 @@ from pyro_radial._pyro.checks import (
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial._pyro.types import Message, Model, Node
 from pyro_radial.infer.autoguide.families.family import (
     Families,
     Family,
     LocScale,
-    PyroSite,
     Site,
     choose_families,
 )
@@ -55,7 +55,7 @@ from pyro_radial.poutine.local_reparameterization import LocalReparameterization
 
 # Measured (benchmarks/PAST.md): with 0.003 the best on average, and better on two of three data sets.
 NETWORK_INIT_STDDEV = 0.01
-# As Pyro's AutoNormal.
+# The start of Pyro's AutoNormal.
 INIT_STDDEV = 0.1
 
 
@@ -97,7 +97,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def __init__(
         self,
-        model: Callable[..., object],
+        model: Model,
         *,
         init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
@@ -121,8 +121,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._parameter_names: dict[str, tuple[str, ...]] = {}
         self._starts = StartPoints()
 
-    def default_family(self, name: str, site: PyroSite) -> Family:
-        """Return the family of a site, as in Pyro's trace of the model, that ``families`` leaves open."""
+    def default_family(self, name: str, site: Node) -> Family:
+        """Return the family of a site that ``families`` leaves open; ``site`` is a node of Pyro's trace."""
         raise NotImplementedError(f"{type(self).__name__} must define default_family(name, site)")
 
     def _prototype_hide_fn(self, msg: Any) -> bool:
@@ -132,7 +132,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # Without targets the model samples them to predict; they are not latent sites.
         return prototype_hide_fn(msg) or is_target(msg)
 
-    def setup(self, *args: Any, **kwargs: Any) -> None:
+    def setup(self, *args: object, **kwargs: object) -> None:
         """Make the parameters by running the model once on these arguments, unless they exist.
 
         Afterwards an optimizer, ``load_state_dict`` and ``DistributedDataParallel`` can use the guide. Buffers of the
@@ -155,7 +155,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         if (self if self.master is None else self.master()).create_plates is None:
             self._check_rows(args, kwargs)
         sites = dict(self._latent_sites())
-        self._places = places(sites)
+        self._places = find_places(sites)
         chosen = choose_families(self._wanted_families, sites)
         for name, site in sites.items():
             self._make_parameters(name, site, chosen.get(name) or self.default_family(name, site))
@@ -164,7 +164,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # Last, so that a failed setup can be repeated from the same start.
         self._starts.forget_distributions()
 
-    def _check_rows(self, args: Any, kwargs: Any) -> None:
+    def _check_rows(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise a ValueError if the guide draws other rows of a plate than the model is given; warn if it may."""
         lengths = {len(leaf) for leaf in tree_leaves((args, kwargs)) if getattr(leaf, "shape", ())}
         for name, site in self._latent_sites():
@@ -182,7 +182,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                 if frame.size in lengths and frame.full_size not in lengths:
                     warnings.warn(text, stacklevel=2)
 
-    def _make_parameters(self, name: str, prior_site: PyroSite, family: Family) -> None:
+    def _make_parameters(self, name: str, prior_site: Node, family: Family) -> None:
+        """Make the parameters of a site where they start, and keep what is known about the site."""
         default = NETWORK_INIT_STDDEV if carries_initial_value(prior_site) else INIT_STDDEV
         transform = family.transform(prior_site)
         site, value = Site.of(name, prior_site, transform, self._init_stddev or default)
@@ -215,16 +216,19 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """The names of the sampled sites; empty before the guide has parameters."""
         return tuple(self._families)
 
-    def _latent_sites(self) -> Iterator[tuple[str, Any]]:
+    def _latent_sites(self) -> Iterator[tuple[str, Message]]:
         assert self.prototype_trace is not None
         return self.prototype_trace.iter_stochastic_nodes()
 
     def _parameters_of(self, name: str) -> dict[str, Tensor]:
         """Return the parameters of one site, subsampled inside a plate."""
         place = attrgetter(self._places[name])
-        return {p: place(getattr(self, f"{p}s")) for p in self._parameter_names[name]}
+        values = {}
+        for parameter in self._parameter_names[name]:
+            values[parameter] = place(getattr(self, f"{parameter}s"))
+        return values
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Sample every latent site; takes the arguments of the model."""
         self.check_store()
         self.setup(*args, **kwargs)
@@ -280,7 +284,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         sites: Collection[str] | None = None,
         **kwargs: object,
     ) -> dict[str, Tensor]:
-        """Quantiles of each element's marginal, ``{site: [len(quantiles), *shape]}``.
+        """Return the quantiles of each element's marginal, ``{site: [len(quantiles), *shape]}``.
 
         :param quantiles: numbers strictly between 0 and 1.
         :param sites: the names of the sites; all by default.
@@ -310,6 +314,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return unconstrained if transform is None else transform(unconstrained)
 
     def _require_setup(self, method: str, *args: object, **kwargs: object) -> None:
+        """Set the guide up if there are arguments; raise a RuntimeError if it has no parameters then."""
         if args or kwargs:
             self.setup(*args, **kwargs)
         if self.prototype_trace is None:
@@ -438,7 +443,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # Pyro's own method would set the model of the *original* to None.
         return {**self.__dict__, "_model": None, "master": None}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "AutoPerSite":
+    def __deepcopy__(self, memo: dict[int, object]) -> "AutoPerSite":
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -447,16 +452,21 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return new
 
 
-def _init_latent(init_loc_fn: Callable[..., object], site: PyroSite) -> object:
+def _init_latent(init_loc_fn: Callable[..., object], site: Node) -> object:
     return site["fn"].sample() if is_target(site) else init_loc_fn(site)
 
 
-def places(names: Collection[str]) -> dict[str, str]:
-    """The path of each site's parameters below ``locs``, ``scales``, ...: its name, or ``<name>.own`` where needed.
+def find_places(names: Collection[str]) -> dict[str, str]:
+    """Return the path of each site's parameters below ``locs``, ``scales``, ...: its name, or ``<name>.own``.
 
-    A module cannot also be a parameter, so with a site ``w.lam`` the parameters of ``w`` are inside the module ``w``.
+    A module cannot also be a parameter, so with a site ``w.lam`` the parameters of ``w`` are inside the module ``w``,
+    at ``w.own``.
     """
-    above = {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
+    above: set[str] = set()
+    for name in names:
+        for end, letter in enumerate(name):
+            if letter == ".":
+                above.add(name[:end])
     found = {name: name for name in names}
     for name in above & found.keys():
         found[name] = f"{name}.own"

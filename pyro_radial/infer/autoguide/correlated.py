@@ -19,8 +19,9 @@ from torch.distributions import Distribution, transform_to
 
 from pyro_radial._pyro.checks import check_types, optional, positive_count
 from pyro_radial._pyro.compat import stored_name
+from pyro_radial._pyro.types import Message, Model, Node
 from pyro_radial.distributions.constraints import is_real
-from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, PyroSite, Site
+from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.guides import AutoMeanField
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
@@ -48,7 +49,7 @@ class _Part(Family):
         return Normal().initial_at(site, value, distribution, spread)
 
     def local_noise(self, name: str, distribution: Distribution) -> None:
-        """Return a ValueError: the outputs of a layer have covariances over inputs."""
+        """Raise a ValueError, because the outputs of a layer have covariances over inputs."""
         raise ValueError(
             f"local_reparameterization: site '{name}' must have independent elements, got AutoCorrelated"
         )
@@ -104,7 +105,7 @@ class AutoCorrelated(AutoMeanField):
 
     def __init__(
         self,
-        model: Callable[..., object],
+        model: Model,
         *,
         sites: Literal["last layer", "network"] | Collection[str] = "last layer",
         rank: int | None = None,
@@ -129,10 +130,10 @@ class AutoCorrelated(AutoMeanField):
         self._rank = optional(positive_count, "rank", rank)
         #: The names of the correlated sites, in the order of the vector; empty before the guide has parameters.
         self.correlated: tuple[str, ...] = ()
-        #: Whether the covariance is that of a linearized network, which draws of the weights would leave.
+        #: Whether the covariance fits the linearized network alone, so that draws of the weights are of no use.
         self.linear_only = False
 
-    def default_family(self, name: str, site: PyroSite) -> Family:
+    def default_family(self, name: str, site: Node) -> Family:
         """Return a part of the vector, or a factorized normal."""
         return _Part() if self._is_wanted(name, site) else super().default_family(name, site)
 
@@ -144,15 +145,17 @@ class AutoCorrelated(AutoMeanField):
             if len(networks) == 1:
                 stack.enter_context(self._last.watching(networks[0].skeleton))
             super()._setup_prototype(*args, **kwargs)
-        families = self._families.items()
-        correlated = tuple(name for name, family in families if isinstance(family, _Part))
-        self._check(correlated)
-        sites = [self._site[name] for name in correlated]
-        size = sum(site.shape.numel() for site in sites)
+        correlated = []
+        size = 0
+        for name, family in self._families.items():
+            if isinstance(family, _Part):
+                correlated.append(name)
+                size += self._site[name].shape.numel()
+        self._check_sites(correlated)
         rank = size if self._rank is None else self._rank
         if rank > size:
             raise ValueError(
-                f"rank must be at most {size}, the elements of sites {list(correlated)}, got {rank}"
+                f"rank must be at most {size}, the elements of sites {correlated}, got {rank}"
             )
         if rank * size > MAX_FACTOR:
             got = "a full covariance" if self._rank is None else rank
@@ -167,10 +170,10 @@ class AutoCorrelated(AutoMeanField):
             torch.randn(size, rank).to(like) / (2.0 * rank) ** 0.5, constraints.real
         )
         self.own = PyroParam(own, constraints.softplus_positive)
-        self.correlated = correlated
+        self.correlated = tuple(correlated)
 
-    def _check(self, correlated: Sequence[str]) -> None:
-        """Raise a ValueError for a wish that the sites do not fulfill."""
+    def _check_sites(self, correlated: Sequence[str]) -> None:
+        """Raise a ValueError if the model lacks the wanted sites, or if they are constrained or in a plate."""
         if isinstance(self._wanted, str):
             if not correlated:
                 what = "networks"
@@ -181,7 +184,7 @@ class AutoCorrelated(AutoMeanField):
                 )
         elif not correlated or not set(self._wanted) <= set(self._site):
             raise ValueError(f"sites must be among {sorted(self._site)}, got {list(self._wanted)}")
-        prototypes: Any = dict(self._latent_sites())
+        prototypes = dict(self._latent_sites())
         for name in correlated:
             if prototypes[name]["cond_indep_stack"] or self._site[name].transform is not None:
                 raise ValueError(
@@ -190,7 +193,7 @@ class AutoCorrelated(AutoMeanField):
                     "events, so make what is correlated one site with an event"
                 )
 
-    def _is_wanted(self, name: str, site: PyroSite) -> bool:
+    def _is_wanted(self, name: str, site: Node) -> bool:
         if self._wanted == "network":
             return carries_initial_value(site) and is_real(site["fn"].support)
         if self._wanted == "last layer":
@@ -217,23 +220,30 @@ class AutoCorrelated(AutoMeanField):
 
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean ``[P]`` of the vector, and factor ``[P, R]`` and variances ``[P]`` of its covariance."""
-        found = [self._parameters_of(name) for name in self.correlated]
-        loc = torch.cat([each["loc"].flatten() for each in found])
-        scale = torch.cat([each["scale"].flatten() for each in found])
+        locs = []
+        scales = []
+        for name in self.correlated:
+            parameters = self._parameters_of(name)
+            locs.append(parameters["loc"].flatten())
+            scales.append(parameters["scale"].flatten())
+        loc = torch.cat(locs)
+        scale = torch.cat(scales)
         return loc, scale.unsqueeze(-1) * self.factor, (scale * self.own).square()
 
     def _split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the elements of each correlated site, ``[..., numel]``, in a vector ``[..., P]``."""
         sizes = [self._site[name].shape.numel() for name in self.correlated]
         return dict(zip(self.correlated, vector.split(sizes, -1), strict=True))
 
     def _stddevs(self) -> dict[str, Tensor]:
+        """Return the marginal standard deviations of the correlated sites, in their shapes."""
         _, factor, variance = self._moments()
         stddevs = self._split((factor.square().sum(-1) + variance).sqrt())
         return {name: stddev.reshape(self._site[name].shape) for name, stddev in stddevs.items()}
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
-        """The covariance ``[P, P]`` of the correlated elements, with the sites of ``correlated`` one after another."""
+        """Return the covariance ``[P, P]`` of the correlated elements, one site of ``correlated`` after another."""
         self._require_setup("covariance")
         _, factor, variance = self._moments()
         return factor @ factor.mT + variance.diag()
@@ -266,7 +276,7 @@ class AutoCorrelated(AutoMeanField):
 
     @torch.no_grad()
     def posterior(self) -> dict[str, dist.Distribution]:
-        """Return the posterior as ``{site: distribution}``, correlated sites get their marginals."""
+        """Return the posterior as ``{site: distribution}``; correlated sites get their marginals."""
         result: dict[str, Any] = super().posterior()
         _, factor, variance = (part.detach().clone() for part in self._moments())
         block = CovarianceBlock(self.correlated, variance, factor=factor)
@@ -285,12 +295,12 @@ class AutoCorrelated(AutoMeanField):
 
 
 class _Given(Messenger):
-    """Puts sites at values, each with its own event dimensions."""
+    """Put sites at values, each with its own event dimensions."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._values = values
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         if msg["name"] in self._values:
             msg["fn"] = dist.Delta(self._values[msg["name"]], event_dim=msg["fn"].event_dim)

@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Callable, Mapping
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
+from pyro_radial._pyro.types import Model, Node
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
-from pyro_radial.infer.autoguide.families.family import Families, Family, PyroSite
+from pyro_radial.infer.autoguide.families.family import Families, Family
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.initialization import init_to_network
@@ -60,7 +61,7 @@ class AutoRadial(AutoPerSite):
 
     def __init__(
         self,
-        model: Callable[..., object],
+        model: Model,
         *,
         init_loc_fn: Callable[..., object] = init_to_network,
         init_scale: float | None = None,
@@ -78,16 +79,16 @@ class AutoRadial(AutoPerSite):
             create_plates=create_plates,
         )
         if isinstance(event_dim, Mapping):
-            event_dim = {
-                name: non_negative_integer(f"event_dim of site {name!r}", dims)
-                for name, dims in event_dim.items()
-            }
+            checked = {}
+            for name, dims in event_dim.items():
+                checked[name] = non_negative_integer(f"event_dim of site {name!r}", dims)
+            event_dim = checked
         else:
             optional(non_negative_integer, "event_dim", event_dim)
         self._event_dim = event_dim
         self._radial = radial
 
-    def default_family(self, name: str, site: PyroSite) -> Family:
+    def default_family(self, name: str, site: Node) -> Family:
         """Return a radial normal with the ``event_dim`` of this site."""
         wanted = self._event_dim
         if isinstance(wanted, Mapping):
@@ -146,7 +147,7 @@ class AutoMeanField(AutoPerSite):
 
     def __init__(
         self,
-        model: Callable[..., object],
+        model: Model,
         *,
         init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
@@ -166,7 +167,7 @@ class AutoMeanField(AutoPerSite):
             create_plates=create_plates,
         )
 
-    def default_family(self, name: str, site: PyroSite) -> Family:
+    def default_family(self, name: str, site: Node) -> Family:
         """Return a factorized normal."""
         return Normal()
 
@@ -210,7 +211,7 @@ class AutoRadialDirectional(AutoPerSite):
 
     def __init__(
         self,
-        model: Callable[..., object],
+        model: Model,
         *,
         init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
@@ -228,7 +229,7 @@ class AutoRadialDirectional(AutoPerSite):
         )
         self._direction: Family = VonMisesFisher(init_mean_cosine, shared_concentration)
 
-    def default_family(self, name: str, site: PyroSite) -> Family:
+    def default_family(self, name: str, site: Node) -> Family:
         """Return the family for the support of the site: the sphere, or another space."""
         return self._direction if is_on_sphere(site["fn"].support) else Normal()
 

@@ -8,27 +8,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyro.infer.autoguide.initialization import init_to_feasible, init_to_sample
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_function, check_shape, check_types
+from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.constraints import is_on_sphere
-from pyro_radial.infer.autoguide.families.family import PyroSite
 
 InitFn = Callable[..., object]
 
 
-def carries_initial_value(site: PyroSite) -> bool:
+def carries_initial_value(site: Node) -> bool:
     """Return whether a site carries its initial value, as the sites of a network do."""
     return "initial_value" in site["infer"]
 
 
-def init_to_prototype(site: PyroSite) -> Any:
+def init_to_prototype(site: Node) -> Tensor:
     """Start at zero in unconstrained space, as Pyro's ``AutoNormal`` does; start directions at a draw."""
     return init_to_sample(site) if is_on_sphere(site["fn"].support) else init_to_feasible(site)
 
 
 def init_to_network(
-    site: PyroSite | None = None,
+    site: Node | None = None,
     net: nn.Module | None = None,
     fallback: InitFn = init_to_prototype,
 ) -> Any:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.data import Inputs, Rows, move
+from pyro_radial._pyro.types import Batch, Model
+from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.prediction.guide_draws import sample_at
 from pyro_radial.infer.prediction.linearized import probit_logits
 from pyro_radial.nn.bayesian_module import check_fixed
@@ -59,7 +60,9 @@ class LastLayerLaplace(nn.Module):
         log_evidence: float,
     ) -> None:
         super().__init__()
-        self.layer, self.prior_precision, self.log_evidence = layer, prior_precision, log_evidence
+        self.layer = layer
+        self.prior_precision = prior_precision
+        self.log_evidence = log_evidence
         self._names = tuple(values)
         like = values[layer.weight]
         for position, value in enumerate(values.values()):
@@ -81,7 +84,7 @@ class LastLayerLaplace(nn.Module):
     def covariance(self) -> Tensor:
         """Return the covariance of the last layer's weights, ``[P, P]``."""
         mean = self.mean
-        factor = self._rotated(torch.eye(len(mean), dtype=mean.dtype, device=mean.device))
+        factor = self._rotate(torch.eye(len(mean), dtype=mean.dtype, device=mean.device))
         return factor.mT @ factor
 
     def joint_marginals(
@@ -113,15 +116,16 @@ class LastLayerLaplace(nn.Module):
             dist.Normal(torch.zeros_like(mean), 1.0).to_event(1),
             infer={"is_auxiliary": True},
         )
-        matrix = (mean + self._rotated(z)).reshape_as(self.layer.matrix(values))
+        matrix = (mean + self._rotate(z)).reshape_as(self.layer.matrix(values))
         values.update(self.layer.parts(matrix))
         return sample_at(values)
 
-    def _rotated(self, z: Tensor) -> Tensor:
+    def _rotate(self, z: Tensor) -> Tensor:
         """Compute the change of the weights from unit noise ``[..., P]``."""
-        return _along(z * self.get_buffer("stddev"), [vectors.mT for vectors in self._basis()])
+        return _project(z * self.get_buffer("stddev"), [vectors.mT for vectors in self._basis()])
 
     def _basis(self) -> list[Tensor]:
+        """Return the matrix of eigenvectors, or its two factors."""
         return [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
 
 
@@ -142,7 +146,7 @@ class OutputCovariance(nn.Module):
             self.register_buffer("variances", variances)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Compute them."""
+        """Return the covariances of the outputs."""
         if self.full is not None:
             if torch.compiler.is_compiling():
                 # The search for the best order of three would fix the number of rows.
@@ -154,7 +158,7 @@ class OutputCovariance(nn.Module):
         return (left * along.unsqueeze(1)) @ left.mT
 
 
-def _along(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
+def _project(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
     """Return the coordinates of vectors [..., P] along the columns of one matrix, or of a product of two."""
     if len(basis) == 1:
         return vectors @ basis[0]
@@ -241,7 +245,7 @@ def last_layer_laplace(
     gradient = torch.zeros_like(weights, dtype=torch.float64)
     log_likelihood = 0.0
     for index in reversed(torch.arange(len(rows), device="cpu").split(chunk_size)):
-        x, y = (move(part, device) for part in rows.take(index))
+        x, y = move(rows.take(index), device)
         features, f = layer.features(network, x)
         hessians = output_hessian(network.likelihood, f.double(), network.noise)
         curvature.add(features.double(), hessians)
@@ -251,15 +255,15 @@ def last_layer_laplace(
         log_probs = network.likelihood.observation(f, **network.noise).log_prob(y)
         log_likelihood += float(log_probs.sum())
     factor = (network.likelihood.num_data or len(rows)) / len(rows)
-    eigenvalues, basis = curvature.decomposed(factor, len(rows))
-    start = _along(weights.double().flatten(), basis)
-    slope = factor * _along(gradient.flatten(), basis) if exact else None
+    eigenvalues, basis = curvature.decompose(factor, len(rows))
+    start = _project(weights.double().flatten(), basis)
+    slope = factor * _project(gradient.flatten(), basis) if exact else None
     by_evidence = prior_precision == "evidence"
     if prior_precision == "evidence":
-        prior_precision = _best_precision(eigenvalues, start, slope)
+        prior_precision = _find_best_precision(eigenvalues, start, slope)
     if exact:
-        mode = _mode(prior_precision, eigenvalues, start, slope)
-        mode = _along(mode, [vectors.mT for vectors in basis])
+        mode = _find_mode(prior_precision, eigenvalues, start, slope)
+        mode = _project(mode, [vectors.mT for vectors in basis])
         network.values.update(layer.parts(mode.to(weights).reshape_as(weights)))
     evidence = _evidence(prior_precision, eigenvalues, start, slope)
     guide = LastLayerLaplace(
@@ -311,7 +315,7 @@ class _Curvature:
             for m in range(k + 1):
                 self.inputs[k, m] += (features * hessians[:, k, m, None]).mT @ features
 
-    def decomposed(self, factor: float, num_rows: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def decompose(self, factor: float, num_rows: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the eigenvalues ``[P]``, and the eigenvectors of one matrix or of two factors."""
         if not self.full:
             g, left = torch.linalg.eigh(self.outputs / num_rows)
@@ -324,20 +328,22 @@ class _Curvature:
         return eigenvalues.clamp_min(0.0), (vectors,)
 
 
-def _mode(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> Tensor:
-    """Return the most probable weights for this slope of the negative log-likelihood at the start, else the start."""
+def _find_mode(
+    precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None
+) -> Tensor:
+    """Return the most probable weights from the slope of the negative log-likelihood at the start, or the start."""
     return start if slope is None else (eigenvalues * start - slope) / (eigenvalues + precision)
 
 
 def _evidence(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:
     """Return the terms of the log evidence with the prior's precision, all along the eigenvectors."""
-    mode = _mode(precision, eigenvalues, start, slope)
+    mode = _find_mode(precision, eigenvalues, start, slope)
     gain = 0.0 if slope is None else (start - mode) * (slope + 0.5 * eigenvalues * (mode - start))
     shrunk = 0.5 * (precision / (eigenvalues + precision)).log()
     return float((shrunk - 0.5 * precision * mode.square() + gain).sum())
 
 
-def _best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:
+def _find_best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:
     """Find the precision with the largest evidence."""
 
     def loss(log: float) -> float:
@@ -356,9 +362,10 @@ def _best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | None) ->
 
 
 def output_hessian(likelihood: Likelihood, f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-    r"""The Hessian :math:`-\partial^2 \log p(y | f) / \partial f^2`, ``[N, K, K]``, which does not depend on y here.
+    r"""Return the Hessian :math:`-\partial^2 \log p(y | f) / \partial f^2`, ``[N, K, K]``.
 
-    It takes outputs ``[N, K]`` and the other arguments of the likelihood's distribution.
+    It takes outputs ``[N, K]`` and the other arguments of the likelihood's distribution, and does not depend on y for
+    these likelihoods.
     """
     hessian = HESSIANS.get(type(likelihood))
     if hessian is None:
@@ -391,7 +398,7 @@ HESSIANS: dict[type[Likelihood], Callable[[Tensor, Mapping[str, Tensor]], Tensor
 class TrainedNetwork:
     """The network of a model in evaluation mode, with all sites at trained values; see :func:`last_layer_laplace`."""
 
-    def __init__(self, model: Callable[..., object], trained: object) -> None:
+    def __init__(self, model: Model, trained: object) -> None:
         values = _trained_values(trained)
         network = network_of(model)
         if isinstance(network.likelihood, NamedLikelihoods):
@@ -438,7 +445,7 @@ class TrainedNetwork:
         """The modules that compute."""
         return self._functional.skeleton
 
-    def run(self, x: Inputs) -> Tensor:
+    def run(self, x: Batch) -> Tensor:
         """Compute the network's output at some rows."""
         output = self._functional.single(self._parameters, inputs_of(x))
         output = for_likelihood(output, self.likelihood)
@@ -450,6 +457,7 @@ class TrainedNetwork:
 
 
 def _trained_values(trained: object) -> dict[str, Tensor]:
+    """Return copies of the medians of a guide, or of the parameters of a network, by name."""
     if hasattr(trained, "median") and not isinstance(trained, type):
         with torch.no_grad(), poutine.block():
             found = trained.median()
@@ -469,7 +477,7 @@ class LastLayer(NamedTuple):
     weight: str
     bias: str | None
 
-    def features(self, network: TrainedNetwork, x: Inputs) -> tuple[Tensor, Tensor]:
+    def features(self, network: TrainedNetwork, x: Batch) -> tuple[Tensor, Tensor]:
         """Return the layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
         found: list[Tensor] = []
         layers = {self.place: network.skeleton.get_submodule(self.place)}
@@ -498,7 +506,7 @@ class LastLayer(NamedTuple):
         return {self.weight: matrix[:, :-1], self.bias: matrix[:, -1]}
 
 
-def find_last_layer(network: TrainedNetwork, x: Inputs) -> LastLayer:
+def find_last_layer(network: TrainedNetwork, x: Batch) -> LastLayer:
     """Find the linear layer that computes the network's output, by a run at a few inputs.
 
     :raises ValueError: if the network does not end with a linear layer, called once with a vector for each row, or if

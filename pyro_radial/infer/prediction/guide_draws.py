@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import check_function
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
+from pyro_radial._pyro.types import Batch, Guide, Model, Node
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.base import AutoPerSite
-from pyro_radial.infer.autoguide.families.family import PyroSite
-from pyro_radial.infer.data import Inputs
 from pyro_radial.infer.prediction.prediction import are_identical
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.modules import device_of, evaluating
@@ -42,7 +41,7 @@ class GuideDraws:
         :func:`~pyro_radial.poutine.local_reparameterization`.
     """
 
-    def __init__(self, guide: Callable[..., object]) -> None:
+    def __init__(self, guide: Guide) -> None:
         if hasattr(guide, "get_samples"):
             raise ValueError(
                 f"guide must be a function, got {type(guide).__name__}; predict takes mcmc.get_samples()"
@@ -57,7 +56,7 @@ class GuideDraws:
     def draw(self, *args: object) -> Trace:
         """Draw all sites once, as a trace that a model can be replayed with."""
         if self._first is not None:
-            return _with_values(self._first, lambda site: site["fn"]())
+            return _copy_trace(self._first, lambda site: site["fn"]())
         trace = poutine.trace(self._guide).get_trace(*args)
         for name, site in trace.iter_stochastic_nodes():
             check_drawn(name, site, "guide must draw whole functions")
@@ -65,7 +64,7 @@ class GuideDraws:
         names = {name for name, _ in trace.iter_stochastic_nodes()}
         if not handlers_around() and _own_sites(self._guide) == names:
             # The values, a copy of all weights, are let go.
-            self._first = _with_values(trace, lambda site: None)
+            self._first = _copy_trace(trace, lambda site: None)
             self.from_distributions = True
         return trace
 
@@ -74,10 +73,12 @@ class GuideDraws:
         if isinstance(self._guide, PosteriorSamples):
             samples = self._guide.samples.items()
             return all(name in ignored or are_identical(values) for name, values in samples)
-        return all(
-            name in ignored or site_is_subsample(site) or isinstance(leaf(site["fn"]), dist.Delta)
-            for name, site in drawn.iter_stochastic_nodes()
-        )
+        for name, site in drawn.iter_stochastic_nodes():
+            if name in ignored or site_is_subsample(site):
+                continue
+            if not isinstance(leaf(site["fn"]), dist.Delta):
+                return False
+        return True
 
 
 class PosteriorSamples:
@@ -120,16 +121,15 @@ class PosteriorSamples:
         self._done += 1
         return sample_at(values)
 
-    def check(self, model: Callable[..., object], x: Inputs) -> None:
+    def check(self, model: Model, x: Batch) -> None:
         """Raise a ValueError naming a site that is not a latent site of ``model(x)``, or has another shape."""
         with seeded(0, device_of(model)), evaluating(model), torch.no_grad():
             trace = poutine.trace(model).get_trace(x)
+        shapes = {}
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
-        shapes = {
-            name: tuple(site["value"].shape)
-            for name, site in sites.items()
-            if not site_is_subsample(site) and not is_target(site)
-        }
+        for name, site in sites.items():
+            if not site_is_subsample(site) and not is_target(site):
+                shapes[name] = tuple(site["value"].shape)
         for name, values in self.samples.items():
             if name not in shapes:
                 raise ValueError(
@@ -144,10 +144,10 @@ class PosteriorSamples:
 
 def sample_at(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sample sites that each have one value."""
-    return {
-        name: pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
-        for name, value in values.items()
-    }
+    drawn = {}
+    for name, value in values.items():
+        drawn[name] = pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
+    return drawn
 
 
 def check_global(drawn: Trace, wanted: str, got: str) -> None:
@@ -165,10 +165,14 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
     A guide may leave sites out, or have more than the model runs (``trace``), but not both. Sites with a swapped prior
     may always be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
     """
-    of_guide = drawn.iter_stochastic_nodes()
-    unused = [name for name, site in of_guide if name not in trace and not _is_own(site)]
-    of_model = trace.iter_stochastic_nodes()
-    missing = [name for name, site in of_model if name not in drawn and not _has_prior(site)]
+    unused = []
+    for name, site in drawn.iter_stochastic_nodes():
+        if name not in trace and not _is_own(site):
+            unused.append(name)
+    missing = []
+    for name, site in trace.iter_stochastic_nodes():
+        if name not in drawn and not _has_prior(site):
+            missing.append(name)
     if unused and missing:
         raise ValueError(
             f"guide must have the latent sites of the model, got none for {missing}, which would be drawn from "
@@ -189,7 +193,8 @@ def check_has_parameters(argument: str, guide: object) -> None:
             )
 
 
-def _with_values(trace: Trace, value_of: Callable[[PyroSite], object]) -> Trace:
+def _copy_trace(trace: Trace, value_of: Callable[[Node], object]) -> Trace:
+    """Return a trace with the same sites, each with a value that ``value_of`` makes."""
     new = Trace()
     for name, site in trace.iter_stochastic_nodes():
         new.add_node(name, **{**site, "value": value_of(site)})
@@ -197,7 +202,7 @@ def _with_values(trace: Trace, value_of: Callable[[PyroSite], object]) -> Trace:
 
 
 def _own_sites(guide: object) -> set[str] | None:
-    """Return the sites of a guide of this library, or of a list of such, that runs as it does there; else None."""
+    """Return the sites of a guide of this library, or of a list of such, if its call is not overridden; else None."""
     if isinstance(guide, AutoPerSite):
         return set(guide.latent_sites) if _runs_as(guide, AutoPerSite) else None
     if not isinstance(guide, AutoGuideList) or not _runs_as(guide, AutoGuideList):

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global
 from pyro_radial.nn.linearized.linearization import Linearization, undisturbed
 from pyro_radial.nn.linearized.site_moments import site_moments, sites_of_network
@@ -21,7 +22,7 @@ from pyro_radial.nn.modules import evaluating
 Marginals = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def linearized_samples(
+def draw_linearized(
     marginals: Marginals,
     x: Tensor,
     num_samples: int | None,
@@ -29,14 +30,14 @@ def linearized_samples(
     device: torch.device,
     progress: bool,
 ) -> Tensor:
-    """Draw outputs ``[S, N, *outputs]``, jointly for one input; without a number, the logits of the probit alone."""
+    """Draw ``[S, N, *outputs]``, jointly for the outputs of one input; without a number, return the probit's logits."""
     samples: list[Tensor] = []
     for rows in tqdm(x.split(chunk_size), desc="predict", unit="pass", disable=not progress):
         f, covariance = marginals(rows.to(device))
         if num_samples is None:
             samples.append(probit_logits(f, covariance).unsqueeze(0))
         else:
-            draws = _draws(f.reshape(len(f), -1), covariance, num_samples)
+            draws = _draw_normals(f.reshape(len(f), -1), covariance, num_samples)
             samples.append(draws.transpose(0, 1).reshape(num_samples, *f.shape))
     return torch.cat(samples, 1)
 
@@ -47,7 +48,7 @@ def probit_logits(f: Tensor, covariance: Tensor) -> Tensor:
     return f / (1.0 + math.pi / 8.0 * variance).sqrt()
 
 
-def output_marginals(model: Any, posterior: Any, function_site: str) -> Marginals:
+def output_marginals(model: Model, posterior: Any, function_site: str) -> Marginals:
     """Return a function of rows: the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of the outputs."""
     if hasattr(posterior, "joint_marginals"):
         exact: Marginals = posterior.joint_marginals(model)
@@ -66,8 +67,8 @@ def output_marginals(model: Any, posterior: Any, function_site: str) -> Marginal
     return marginals
 
 
-def posterior_with_moments(guide: Any, x: Tensor, method: str) -> Any:
-    """Return a guide's posterior by site, or the guide if it knows the outputs' moments; refuse sites in a plate."""
+def posterior_with_moments(guide: Guide, x: Tensor, method: str) -> Any:
+    """Return a guide's posterior by site, or the guide if it knows the outputs' moments; not for sites in a plate."""
     if hasattr(guide, "joint_marginals"):
         return guide
     parts: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
@@ -86,7 +87,7 @@ def posterior_with_moments(guide: Any, x: Tensor, method: str) -> Any:
     return posterior
 
 
-def _draws(mean: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
+def _draw_normals(mean: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
     """Draw from normals, ``[N, S, O]``, with means ``[N, O]`` and covariances ``[N, O, O]``, which may be singular."""
     covariance = covariance.double()
     factor, info = torch.linalg.cholesky_ex(covariance)

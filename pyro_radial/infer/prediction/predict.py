@@ -18,7 +18,8 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.data import Inputs, as_inputs, move, num_rows, take
+from pyro_radial._pyro.types import Batch, Guide, Model
+from pyro_radial.infer.data import as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import (
     GuideDraws,
     PosteriorSamples,
@@ -26,11 +27,11 @@ from pyro_radial.infer.prediction.guide_draws import (
     check_sites,
 )
 from pyro_radial.infer.prediction.linearized import (
-    linearized_samples,
+    draw_linearized,
     output_marginals,
     posterior_with_moments,
 )
-from pyro_radial.infer.prediction.prediction import Prediction, prediction_of, warn_if_identical
+from pyro_radial.infer.prediction.prediction import Prediction, make_prediction, warn_if_identical
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Bernoulli, Categorical
@@ -79,8 +80,8 @@ def predict(
     It takes guides of this library, and every site of the function needs a mean and a variance in closed form; positive
     sites have none. For classes, ``method="probit"`` draws nothing: with the diagonal v(x) of that covariance it
     returns one sample, the logits :math:`f_m(x) / \sqrt{1 + \pi v(x) / 8}`. ``dropout=True`` is Monte Carlo dropout,
-    with own masks for each row of each draw, which depend on ``chunk_size``. With these a draw is not a single
-    function; only quantities of one input hold.
+    with own masks for each row of each draw, which depend on ``chunk_size``. With these methods a draw is not one
+    function, so use only per-input quantities.
 
     Source: Immer, Korzepa and Bauer (2021), "Improving Predictions of Bayesian Neural Nets via Local Linearization";
     Gal and Ghahramani (2016), "Dropout as a Bayesian Approximation", eq. 6; for the probit, MacKay (1992), "The
@@ -113,11 +114,11 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
-    _check(model, method, dropout, progress, function_site)
+    _check_arguments(model, method, dropout, progress, function_site)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     if method != "draws":
-        return _linearized(
+        return _predict_linearized(
             model, guide, x, num_samples, chunk_size, function_site, progress, method
         )
     if getattr(guide, "linear_only", False):
@@ -125,20 +126,22 @@ def predict(
             "The guide's widths hold for the linearized network alone; predict with method='linearized'.",
             stacklevel=2,
         )
-    return _drawn(model, guide, x, num_samples, chunk_size, function_site, dropout, progress)
+    return _predict_by_draws(
+        model, guide, x, num_samples, chunk_size, function_site, dropout, progress
+    )
 
 
-def _drawn(
-    model: Callable[..., object],
-    guide: Any,
-    x: Inputs,
+def _predict_by_draws(
+    model: Model,
+    guide: Guide | Mapping[str, Tensor],
+    x: Batch,
     num_samples: int | None,
     chunk_size: int,
     function_site: str,
     dropout: bool = False,
     progress: bool = False,
 ) -> Any:
-    """Predictions by draws of the weights."""
+    """Predict by draws of the weights; the parameters are those of :func:`predict`."""
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
     if isinstance(guide, Mapping):
@@ -153,8 +156,8 @@ def _drawn(
         "num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
     )
     draws = GuideDraws(guide)
-    run = _run_of(model, draws, function_site, dropout)
-    on = _dropout_layers(model) if dropout else []
+    run = _choose_run(model, draws, function_site, dropout)
+    on = _find_dropout(model) if dropout else []
     samples: Any = None
     noise: dict[str, list[Tensor]] = {}
     # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place. It also
@@ -165,7 +168,7 @@ def _drawn(
     ):
         for draw in range(count):
             with one_at_a_time(), nullcontext() if run.is_copy else evaluating(model, guide):
-                # Their modes come back with all others.
+                # These modes are restored with all others.
                 for layer in on:
                     layer.training = True
                 drawn = draws.draw(move(take(x, chunks[0]), device))
@@ -187,10 +190,10 @@ def _drawn(
     likelihood = getattr(model, "likelihood", None)
     warn_if_identical(samples, lambda: draws.is_point(drawn, own_names(likelihood)))
     stacked = {name: torch.stack(values) for name, values in noise.items()}
-    return prediction_of(samples, likelihood, stacked)
+    return make_prediction(samples, likelihood, stacked)
 
 
-def _check(
+def _check_arguments(
     model: object, method: object, dropout: object, progress: object, function_site: object
 ) -> None:
     check_function("model", model)
@@ -214,17 +217,17 @@ def _check(
         )
 
 
-def _linearized(
-    model: Callable[..., object],
-    guide: Callable[..., object] | Mapping[str, Tensor],
-    x: Inputs,
+def _predict_linearized(
+    model: Model,
+    guide: Guide | Mapping[str, Tensor],
+    x: Batch,
     num_samples: int | None,
     chunk_size: int,
     site: str,
     progress: bool,
     method: str,
 ) -> Prediction:
-    """The same from the linearized network; a row goes through draws, for checks and the noise of the likelihood."""
+    """Predict by the linearized network; one row goes through draws, for checks and the noise of the likelihood."""
     if isinstance(guide, Mapping):
         raise ValueError(f"guide must be a guide for method={method!r}, got samples")
     if not isinstance(x, Tensor):
@@ -237,18 +240,19 @@ def _linearized(
     likelihood = getattr(model, "likelihood", None)
     posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)), method)
     num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
-    noise = _drawn(model, guide, x[:1], num_draws, chunk_size, site).noise
+    noise = _predict_by_draws(model, guide, x[:1], num_draws, chunk_size, site).noise
     draws = count if method == "linearized" else None
     marginals = output_marginals(model, posterior, site)
-    samples = linearized_samples(marginals, x, draws, chunk_size, device_of(guide, model), progress)
+    samples = draw_linearized(marginals, x, draws, chunk_size, device_of(guide, model), progress)
     return Prediction(samples, likelihood, noise)
 
 
 class _NetworkRun:
-    """The function for a draw of the guide, by its network alone."""
+    """Compute functions by the network alone, at the parameters in a draw of the guide."""
 
     def __init__(self, network: ModelNetwork, draws: GuideDraws) -> None:
-        self._network, self._draws = network, draws
+        self._network = network
+        self._draws = draws
         self._function: Callable[..., object] = network
         self._checked = False
         self._has_run = False
@@ -276,11 +280,11 @@ class _NetworkRun:
         self._parameters = draw.parameters
         self.noise = draw.noise
 
-    def values(self, inputs: Inputs) -> Any:
+    def values(self, inputs: Batch) -> Any:
         """Compute the function at some rows."""
         self._has_run = True
         values = self._function(inputs, self._parameters)
-        return _checked_rows(values, FUNCTION_SITE, num_rows(inputs))
+        return _check_outputs(values, FUNCTION_SITE, num_rows(inputs))
 
 
 class _ModelRun:
@@ -288,7 +292,7 @@ class _ModelRun:
 
     is_copy = False
 
-    def __init__(self, model: Callable[..., object], function_site: str) -> None:
+    def __init__(self, model: Model, function_site: str) -> None:
         likelihood = getattr(model, "likelihood", None)
         self._model = model
         self._sites = function_sites(likelihood, function_site)
@@ -299,7 +303,7 @@ class _ModelRun:
     def start(self, drawn: Trace) -> None:
         self._drawn = drawn.copy()
 
-    def values(self, inputs: Inputs) -> Any:
+    def values(self, inputs: Batch) -> Any:
         try:
             replayed = poutine.replay(self._model, trace=self._drawn)
             self._latest = poutine.trace(replayed).get_trace(inputs)
@@ -315,7 +319,7 @@ class _ModelRun:
                     f"function_site must be a site of the model, got '{site}', which it does not have; record the "
                     f'function\'s values with pyro.deterministic("{site}", values)'
                 )
-            _checked_rows(nodes[site]["value"], site, num_rows(inputs))
+            _check_outputs(nodes[site]["value"], site, num_rows(inputs))
         if not self._checked:
             check_sites(self._drawn, self._latest)
             self._checked = True
@@ -329,16 +333,19 @@ class _ModelRun:
     @property
     def noise(self) -> dict[str, Tensor]:
         nodes: Any = self._latest.nodes
-        return {
-            argument: nodes[site]["value"].reshape(1)
-            for argument, site in self._noise_sites.items()
-        }
+        noise = {}
+        for argument, site in self._noise_sites.items():
+            noise[argument] = nodes[site]["value"].reshape(1)
+        return noise
 
 
-def _run_of(
-    model: Callable[..., object], draws: GuideDraws, function_site: str, dropout: bool
+def _choose_run(
+    model: Model, draws: GuideDraws, function_site: str, dropout: bool
 ) -> _NetworkRun | _ModelRun:
-    """Run the network alone if it is known to give the function: no handler, no other site, no masks of chunks."""
+    """Return a run of the network alone if that is known to give the function, else one of the whole model.
+
+    A handler, another function site, and dropout, whose masks depend on chunks, need the whole model.
+    """
     if dropout or handlers_around() or function_site != FUNCTION_SITE:
         return _ModelRun(model, function_site)
     network = find_network(model)
@@ -347,7 +354,7 @@ def _run_of(
     return _NetworkRun(network, draws)
 
 
-def _checked_rows(values: object, function_site: str, number: int) -> Any:
+def _check_outputs(values: object, function_site: str, number: int) -> Any:
     for output in tree_leaves(values):
         if output.shape[:1] != (number,):
             raise ValueError(
@@ -356,13 +363,13 @@ def _checked_rows(values: object, function_site: str, number: int) -> Any:
     return values
 
 
-def _dropout_layers(model: object) -> list[nn.Module]:
-    found: list[nn.Module] = [
-        module
-        for module in submodules(model)
-        if (isinstance(module, DROPOUT_LAYERS) and module.p > 0)
-        or (isinstance(module, LAYERS_WITH_DROPOUT) and module.dropout > 0)
-    ]
+def _find_dropout(model: object) -> list[nn.Module]:
+    """Return the layers whose dropout is on in train mode."""
+    found: list[nn.Module] = []
+    for module in submodules(model):
+        is_dropout = isinstance(module, DROPOUT_LAYERS) and module.p > 0
+        if is_dropout or (isinstance(module, LAYERS_WITH_DROPOUT) and module.dropout > 0):
+            found.append(module)
     if not found:
         raise ValueError(
             "model must have dropout layers, such as nn.Dropout, with a rate above zero for dropout=True, got "

@@ -165,7 +165,7 @@ class Prediction:
     def _log_prob(
         self, y: Tensor, observed: Tensor | None, combine: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The log densities ``[S, n]`` of the observed targets of some rows, combined into ``[n, ...]``, for all."""
+        """Return the log densities of the observed targets, combined by a function from ``[S, n]`` to ``[n, ...]``."""
         likelihood = self._require("log_prob")
         y = likelihood.check_target(self.samples, y)
 
@@ -226,9 +226,8 @@ class Prediction:
         ranks = (number * (levels.flatten() - 1e-7)).ceil().long().clamp_min(1) - 1
 
         def quantiles(samples: Tensor, _: slice) -> Tensor:
-            observation = _of_numbers(
-                "quantiles", "order", likelihood.observation(samples, **self.noise)
-            )
+            observation = likelihood.observation(samples, **self.noise)
+            _require_numbers("quantiles", "order", observation)
             ordered = observation.sample((num_targets,)).flatten(0, 1).sort(0).values
             return ordered[ranks.to(ordered.device)].movedim(0, 1)
 
@@ -239,13 +238,12 @@ class Prediction:
     def _moment(self, what: str, moment: Callable[[Any], Tensor]) -> Tensor:
         """Return a moment of the observations of all draws at each input; targets must be numbers."""
         likelihood = self._require(what)
-        return self._by_rows(
-            lambda samples, _: moment(
-                _of_numbers(
-                    what, "variance; use entropy", likelihood.observation(samples, **self.noise)
-                )
-            )
-        )
+
+        def moment_of_rows(samples: Tensor, _: slice) -> Tensor:
+            observation = likelihood.observation(samples, **self.noise)
+            return moment(_require_numbers(what, "variance; use entropy", observation))
+
+        return self._by_rows(moment_of_rows)
 
     def _by_rows(self, function: Callable[[Tensor, slice], Tensor], copies: int = 1) -> Tensor:
         """Apply a function of the samples of some rows to all rows in parts; it makes about ``copies`` of its input."""
@@ -263,6 +261,7 @@ class Prediction:
         return result
 
     def _require(self, what: str) -> Any:
+        """Return the likelihood, or raise a ValueError that names the quantity which needs it."""
         if self.likelihood is None:
             raise ValueError(
                 f"Prediction.{what}: model must have an attribute `likelihood`, as SupervisedModel has, got none"
@@ -290,17 +289,16 @@ class Predictions(dict[str, Prediction]):
         return total.logsumexp(-1) - math.log(total.shape[-1])
 
 
-def prediction_of(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) -> Any:
+def make_prediction(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) -> Any:
     """Return the prediction for samples of a model's function, or one for each output in a dict of samples."""
     if isinstance(samples, Tensor):
         return Prediction(samples, likelihood, dict(noise))
     found = Predictions()
     for name, values in samples.items():
-        own = {
-            key.removeprefix(f"{name}."): value
-            for key, value in noise.items()
-            if key.startswith(f"{name}.")
-        }
+        own = {}
+        for key, value in noise.items():
+            if key.startswith(f"{name}."):
+                own[key.removeprefix(f"{name}.")] = value
         found[name] = Prediction(values, likelihood.by_name[name], own)
     return found
 
@@ -312,7 +310,7 @@ def _outputs_of(prediction: Any) -> Any:
     return [*prediction.samples.shape[1:], *prediction.noise]
 
 
-def _of_numbers(what: str, lacking: str, observation: object) -> Any:
+def _require_numbers(what: str, lacking: str, observation: object) -> Any:
     """Return the observation, or raise a ValueError if its targets are classes."""
     if isinstance(leaf(observation), Categorical):
         raise ValueError(
@@ -324,7 +322,7 @@ def _of_numbers(what: str, lacking: str, observation: object) -> Any:
 
 def are_identical(draws: Tensor) -> bool:
     """Return whether all slices of a tensor ``[S, ...]`` are the same."""
-    # Mostly two tell, and a comparison of all would take memory.
+    # Comparing two of them mostly tells; comparing all takes memory.
     return draws[0].equal(draws[-1]) and draws.equal(draws[:1].expand_as(draws))
 
 

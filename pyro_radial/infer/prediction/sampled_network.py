@@ -15,9 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.data import Inputs, as_inputs, move, num_rows, take
+from pyro_radial._pyro.types import Batch, Guide, Model
+from pyro_radial.infer.data import as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
-from pyro_radial.infer.prediction.prediction import are_identical, prediction_of, warn_if_identical
+from pyro_radial.infer.prediction.prediction import (
+    are_identical,
+    make_prediction,
+    warn_if_identical,
+)
 from pyro_radial.nn.bayesian_module import place_below
 from pyro_radial.nn.functional_net import Arguments, FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
@@ -87,10 +92,10 @@ class SampledNetwork(nn.Module):
         network = network_of(model)
         # In a tuple, so that it is not a submodule with parameters.
         self._likelihood = (network.likelihood,)
-        args: tuple[Inputs, ...] = ()
+        args: tuple[Batch, ...] = ()
         if x is not None:
             args = (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
-        draws, noise, idle = _draw(model, guide, network, num_samples, args)
+        draws, noise, idle = _draw_parameters(model, guide, network, num_samples, args)
         # Not a submodule, since calls use the buffers. Each thread takes its own copy, since a call changes it.
         self._functional = network.bnn.computation()
         self._unused: list[FunctionalNet] = []
@@ -133,8 +138,8 @@ class SampledNetwork(nn.Module):
         :param kwargs: inputs by name.
         :returns: what the network returns, with tensors of shape ``[S, ...]``.
         """
-        drawn = _tensors(self.draws)
-        shared = _tensors(self.shared)
+        drawn = _buffers_of(self.draws)
+        shared = _buffers_of(self.shared)
         run = self._traced if torch.compiler.is_compiling() else self._eager
         outputs = []
         for start in range(0, self.num_samples, self.chunk_size):
@@ -183,7 +188,7 @@ class SampledNetwork(nn.Module):
         warn_if_identical(
             samples, lambda: all(are_identical(values) for values in self.draws.buffers())
         )
-        return prediction_of(samples, self.likelihood, _tensors(self.noise))
+        return make_prediction(samples, self.likelihood, _buffers_of(self.noise))
 
     def extra_repr(self) -> str:
         """Return the number of draws, for printing."""
@@ -196,6 +201,7 @@ class SampledNetwork(nn.Module):
         args: tuple[object, ...],
         kwargs: dict[str, object],
     ) -> Any:
+        """Run some draws on a copy of the network that no other thread uses."""
         try:
             functional = self._unused.pop()
         except IndexError:
@@ -223,21 +229,18 @@ class SampledNetwork(nn.Module):
         # Fused attention has no batching rule, and a compiler cannot follow the switch of its fast path.
         attends = any(isinstance(module, nn.MultiheadAttention) for module in skeleton.modules())
         # Most batching rules turn an open number of rows into the number of the example.
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        sizes = [size for tensor in given for size in tensor.shape]
-        is_open = any(isinstance(size, torch.SymInt) for size in sizes)
-        if self.batching == "vmap" and not attends and not is_open:
+        if self.batching == "vmap" and not attends and not _has_open_size((args, kwargs)):
             with sdpa_kernel(SDPBackend.MATH):
                 return vmap(one, randomness="different")(drawn)
         return loop(one, drawn)
 
 
-def _draw(
-    model: Callable[..., object],
-    guide: Callable[..., object],
+def _draw_parameters(
+    model: Model,
+    guide: Guide,
     network: ModelNetwork,
     num_samples: int,
-    args: tuple[Inputs, ...],
+    args: tuple[Batch, ...],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Return all draws of the parameters in use and of the noise, ``[S, ...]``, and the values of idle parameters."""
     guide_draws = GuideDraws(guide)
@@ -270,6 +273,14 @@ def _draw(
     return draws, noise, idle
 
 
+def _has_open_size(inputs: object) -> bool:
+    """Return whether a size of a tensor is open while a compiler traces."""
+    for tensor in tree_leaves(inputs):
+        if isinstance(tensor, Tensor) and any(isinstance(n, torch.SymInt) for n in tensor.shape):
+            return True
+    return False
+
+
 def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> nn.Module:
     """Make modules nested by the tensors' names that hold them as buffers."""
     root = nn.Module()
@@ -279,9 +290,9 @@ def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> nn.Module:
     return root
 
 
-def _tensors(root: nn.Module) -> dict[str, Tensor]:
+def _buffers_of(root: nn.Module) -> dict[str, Tensor]:
     return dict(root.named_buffers(remove_duplicate=False))
 
 
 def _no_change(layer: nn.Module, args: object) -> None:
-    """Return a hook that does nothing."""
+    """Do nothing, as a hook of a layer."""

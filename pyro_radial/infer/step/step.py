@@ -53,9 +53,7 @@ def keep_terms(call: Call, evaluation: Evaluation) -> None:
     """Let users read the terms from the loss; nothing here does."""
     terms = evaluation.terms
     if terms is not None and has_terms(call.loss):
-        call.loss.keep(
-            terms.copied if evaluation.way == CAPTURED else lambda: terms, call.gradients
-        )
+        call.loss.keep(terms.copy if evaluation.way == CAPTURED else lambda: terms, call.gradients)
 
 
 class FiniteCheck:

@@ -78,7 +78,7 @@ class Checkpoint:
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.partial")
         try:
             with temporary.open("x+b") as file:
-                _save(plain({"format": FORMAT, **state}), file)
+                _save(to_plain({"format": FORMAT, **state}), file)
                 file.seek(0)
                 # Reads to the end of the file, where the digest belongs.
                 digest = hashlib.file_digest(file, "sha256").digest()
@@ -108,7 +108,9 @@ class Checkpoint:
         if not self.path.exists():
             return None
         content = memoryview(self.path.read_bytes())
-        body, end = content[: -DIGEST_SIZE - len(MARK)], content[-DIGEST_SIZE - len(MARK) :]
+        size = len(content) - DIGEST_SIZE - len(MARK)
+        body = content[:size]
+        end = content[size:]
         if end != MARK + hashlib.sha256(body).digest():
             raise ValueError(
                 f"checkpoint {self.path} is damaged or not a checkpoint: its digest does not match"
@@ -171,6 +173,7 @@ class Checkpoint:
 
 
 def _save(state: State, file: IO[bytes]) -> None:
+    """Write a state, and raise the error of the file itself if there is one."""
     try:
         torch.save(state, file)
     except RuntimeError as error:
@@ -180,23 +183,26 @@ def _save(state: State, file: IO[bytes]) -> None:
         raise
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Replace NumPy's numbers by equal Python numbers, which can be read back."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (dict, OrderedDict):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(plain(item) for item in value)
+        return type(value)(to_plain(item) for item in value)
     return value
 
 
-def copied(state_dict: Mapping[str, Any]) -> State:
+def copy_state(state_dict: Mapping[str, Any]) -> State:
     """Copy a module's state dict so that further training does not change it, entries besides tensors included."""
-    return {
-        name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-        for name, value in state_dict.items()
-    }
+    copies: State = {}
+    for name, value in state_dict.items():
+        if isinstance(value, Tensor):
+            copies[name] = value.detach().clone()
+        else:
+            copies[name] = copy.deepcopy(value)
+    return copies
 
 
 def differences(
@@ -204,7 +210,8 @@ def differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted name of each setting that differs, with both values; None for a missing one."""
     for name in dict.fromkeys((*here, *there)):
-        one, other = there.get(name), here.get(name)
+        one = there.get(name)
+        other = here.get(name)
         dotted = f"{prefix}{'.' if prefix and name else ''}{name}"
         if isinstance(one, dict) and isinstance(other, dict):
             yield from differences(one, other, dotted)
@@ -214,7 +221,9 @@ def differences(
 
 def entry_kinds(state_dict: Mapping[str, Any]) -> dict[str, str]:
     """Return the shape and dtype of each entry, as text."""
-    return {
-        name: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else "not a tensor"
-        for name, value in state_dict.items()
-    }
+    kinds = {}
+    for name, value in state_dict.items():
+        kinds[name] = "not a tensor"
+        if isinstance(value, Tensor):
+            kinds[name] = f"{tuple(value.shape)} {value.dtype}"
+    return kinds

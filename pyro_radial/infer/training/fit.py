@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count, random_seed
+from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.data import Batches, Rows
 from pyro_radial.infer.diagnose import not_standardized
 from pyro_radial.infer.elbo import TermsELBO
@@ -131,8 +132,8 @@ def fit(
         epochs = positive_count("epochs", epochs)
         seed = optional(random_seed, "seed", seed)
         batch_size = optional(positive_count, "batch_size", batch_size)
-        _check(model, guide, loss, validation, callback, options)
-        _check_rates(optim, scheduler, options)
+        _check_parts(model, guide, loss, validation, callback, options)
+        _check_optim_and_scheduler(optim, scheduler, options)
         kept = None if checkpoint is None else stack.enter_context(Checkpoint(checkpoint))
         rows, held_out = _read(model, guide, data, validation, options.num_data)
         size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
@@ -204,7 +205,7 @@ def _check_one_process() -> None:
 
 
 def _read(
-    model: Any, guide: Any, data: Any, validation: Any, num_data: int | None
+    model: Model, guide: Guide, data: object, validation: object, num_data: int | None
 ) -> tuple[Rows, Rows | None]:
     """Return the rows to train and to validate on; tells the likelihood how many there are."""
     dtype = dtype_of(guide, model)
@@ -214,8 +215,13 @@ def _read(
     return rows, held_out
 
 
-def _check(
-    model: Any, guide: Any, loss: Any, validation: Any, callback: Any, options: FitOptions
+def _check_parts(
+    model: Model,
+    guide: object,
+    loss: object,
+    validation: object,
+    callback: object,
+    options: FitOptions,
 ) -> None:
     if getattr(type(model), "forward", None) is BayesianModule.forward or not _takes_two(model):
         raise ValueError(
@@ -237,7 +243,7 @@ def _check(
         )
 
 
-def _takes_two(model: Any) -> bool:
+def _takes_two(model: Model) -> bool:
     """Return whether a model can be called with inputs and targets, as far as its signature shows."""
     try:
         inspect.signature(getattr(model, "forward", model)).bind(None, None)
@@ -246,7 +252,7 @@ def _takes_two(model: Any) -> bool:
     return True
 
 
-def _check_rates(optim: Any, scheduler: Any, options: FitOptions) -> None:
+def _check_optim_and_scheduler(optim: object, scheduler: object, options: FitOptions) -> None:
     check_optim(optim)
     if isinstance(optim, PyroLRScheduler):
         raise ValueError(

@@ -22,11 +22,12 @@ from torch.utils.data import TensorDataset
 from pyro_radial._pyro.checks import has_state
 from pyro_radial._pyro.compat import tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
+from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.data import Rows
-from pyro_radial.infer.training.checkpoint import plain
-from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.infer.training.checkpoint import to_plain
+from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.likelihoods import Likelihood
 from pyro_radial.nn.modules import device_of, evaluating
 
@@ -48,7 +49,7 @@ PARTS = ("base_dist", "transforms", "mixture_distribution", "component_distribut
 Settings = dict[str, Any]
 
 
-def described(value: Any, depth: int = MAX_DEPTH) -> Any:
+def describe_setting(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Describe a setting by plain values: numbers, texts, names of classes and functions, and hashes of tensors.
 
     The parts of an object are under their names, and its class is under "". Code is not part of a description.
@@ -57,45 +58,46 @@ def described(value: Any, depth: int = MAX_DEPTH) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
     if isinstance(value, Tensor | np.ndarray):
-        return _tensor(torch.as_tensor(value))
+        return _describe_tensor(torch.as_tensor(value))
     if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
         return value.__qualname__.rpartition("<locals>.")[2]
     settings: Settings = {"": type(value).__qualname__}
     if depth:
-        settings |= {name: described(part, depth - 1) for name, part in _parts(value).items()}
+        settings |= {
+            name: describe_setting(part, depth - 1) for name, part in _parts_by_name(value).items()
+        }
     return settings
 
 
 def run_settings(
-    model: Any, guide: nn.Module, loss: ELBO, scheduler: Any, batch: tuple[Any, Any]
+    model: Model, guide: nn.Module, loss: ELBO, scheduler: object, batch: tuple[Batch, Batch]
 ) -> Settings:
     """Describe the prior, the likelihood, the guide, the loss and the scheduler; a batch runs the model and guide."""
-    guides = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
     # A family's settings do not show in its parameters.
-    families = {
-        name: described(family)
-        for part in guides
-        for name, family in part.chosen_families().items()
-    }
+    families: Settings = {}
+    for part in modules_of(AutoPerSite, guide):
+        for name, family in part.chosen_families().items():
+            families[name] = describe_setting(family)
     # Nothing that a loss holds is trained, such as the kernel of a prior on functions.
-    held = {
-        name: part.state_dict() for name, part in vars(loss).items() if isinstance(part, nn.Module)
-    }
+    held = {}
+    for name, part in vars(loss).items():
+        if isinstance(part, nn.Module):
+            held[name] = part.state_dict()
     return {
         "guide": type(guide).__name__,
         **likelihood_settings(model),
         "loss": type(loss).__name__,
-        "prior": _prior(model, guide, batch),
-        "loss settings": {**described(loss), "state": described(held)},
-        "scheduler": described(scheduler),
+        "prior": _describe_priors(model, guide, batch),
+        "loss settings": {**describe_setting(loss), "state": describe_setting(held)},
+        "scheduler": describe_setting(scheduler),
         "families": families,
     }
 
 
-def likelihood_settings(model: Any) -> Settings:
+def likelihood_settings(model: object) -> Settings:
     """Describe the likelihoods in a model, by the names of their modules."""
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
-    return {name: described(part) for name, part in modules if isinstance(part, Likelihood)}
+    return {name: describe_setting(part) for name, part in modules if isinstance(part, Likelihood)}
 
 
 def optimizer_settings(
@@ -105,23 +107,22 @@ def optimizer_settings(
 
     Parameters are known by name if they are in ``of_modules``, where names are the same in every process.
     """
-    names = {
-        id(p): name if name in of_modules else str(number)
-        for number, (name, p) in enumerate(parameters.items())
-    }
-    defaults = {name: value for name, value in plain(optimizer.defaults).items() if name != "lr"}
+    names = {}
+    for number, (name, parameter) in enumerate(parameters.items()):
+        names[id(parameter)] = name if name in of_modules else str(number)
+    defaults = dict(to_plain(optimizer.defaults))
+    defaults.pop("lr", None)
     groups = []
     for group in optimizer.param_groups:
         members = ", ".join(names.get(id(parameter), "another") for parameter in group["params"])
-        groups.append(
-            {
-                "parameters": members,
-                **{name: value for name, value in group.items() if name in defaults},
-            }
-        )
+        settings: Settings = {"parameters": members}
+        for name, value in group.items():
+            if name in defaults:
+                settings[name] = value
+        groups.append(settings)
     return {
         "optimizer": f"{type(optimizer).__name__}({defaults})",
-        "optimizer groups": described(groups),
+        "optimizer groups": describe_setting(groups),
     }
 
 
@@ -138,18 +139,18 @@ def data_settings(rows: Rows) -> Settings:
     }
     if dataset is None:
         x, y = tree_map(Tensor.detach, rows.tensors)
-        return known | {"x": described(x), "y": described(y)}
+        return known | {"x": describe_setting(x), "y": describe_setting(y)}
     if isinstance(dataset, TensorDataset):
         *inputs, y = [tensor.detach() for tensor in dataset.tensors]
         return known | {
-            "x": described(inputs[0] if len(inputs) == 1 else inputs),
-            "y": described(y),
+            "x": describe_setting(inputs[0] if len(inputs) == 1 else inputs),
+            "y": describe_setting(y),
         }
     own = getattr(dataset, "fingerprint", None)
     return known if own is None else known | {"fingerprint": str(own() if callable(own) else own)}
 
 
-def _prior(model: Any, guide: nn.Module, batch: tuple[Any, Any]) -> Settings:
+def _describe_priors(model: Model, guide: nn.Module, batch: tuple[Batch, Batch]) -> Settings:
     """Describe the prior of each latent site; parameters that depend on trained ones are only named."""
     device = device_of(guide, model)
     with (
@@ -161,15 +162,15 @@ def _prior(model: Any, guide: nn.Module, batch: tuple[Any, Any]) -> Settings:
     ):
         drawn = poutine.trace(guide).get_trace(*batch)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch)
-    sites = {name: trace.nodes[name]["fn"] for name in trace.stochastic_nodes}
-    return {
-        name: described(leaf(prior))
-        for name, prior in sites.items()
-        if isinstance(prior, Distribution)
-    }
+    priors: Settings = {}
+    for name in trace.stochastic_nodes:
+        prior = trace.nodes[name]["fn"]
+        if isinstance(prior, Distribution):
+            priors[name] = describe_setting(leaf(prior))
+    return priors
 
 
-def _parts(value: Any) -> Mapping[str, Any]:
+def _parts_by_name(value: object) -> Settings:
     """Return the parts of an object by name."""
     if isinstance(value, Mapping):
         return {str(name): part for name, part in value.items()}
@@ -187,14 +188,15 @@ def _parts(value: Any) -> Mapping[str, Any]:
     else:
         changes = has_state(value) and type(value).__module__.partition(".")[0] not in LIBRARIES
     attributes = {} if changes else getattr(value, "__dict__", {})
-    return {
-        name: part
-        for name, part in attributes.items()
-        if not name.startswith("_") and name not in CHANGING
-    }
+    kept: Settings = {}
+    for name, part in attributes.items():
+        if not name.startswith("_") and name not in CHANGING:
+            kept[name] = part
+    return kept
 
 
-def _tensor(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
+    """Return the dtype, the shape, and the one value of all elements or a hash; a trained tensor has no values."""
     kind = f"{tensor.dtype} {tuple(tensor.shape)}"
     if tensor.is_meta or tensor.requires_grad:
         return f"{kind}, trained"

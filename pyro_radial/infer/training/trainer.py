@@ -4,17 +4,19 @@
 """The training step, and everything that it changes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import pyro
 import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import load_states, states
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time, seeded
-from pyro_radial.infer.data import num_rows, parts
+from pyro_radial._pyro.types import Batch, Model
+from pyro_radial.infer.data import num_rows, split_batch
 from pyro_radial.infer.elbo import LossTerms, TermsELBO
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
@@ -29,7 +31,7 @@ from pyro_radial.infer.step.evaluate import Call, Evaluation, evaluate, has_term
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.step.not_finite import check_parameters, not_finite_error, not_finite_parts
 from pyro_radial.infer.step.step import FiniteCheck, Step, take_step
-from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
+from pyro_radial.infer.training.checkpoint import Checkpoint, State, copy_state
 from pyro_radial.nn.modules import Autocast, device_of, evaluating
 from pyro_radial.poutine import mean_only
 
@@ -61,9 +63,9 @@ class Trainer:
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Model,
         guide: nn.Module,
-        batch: tuple[Any, Any],
+        batch: tuple[Batch, Batch],
         *,
         loss: TermsELBO | None = None,
         optim: Optim = DEFAULT_OPTIM,
@@ -76,7 +78,9 @@ class Trainer:
     ) -> None:
         self.loss = TermsELBO() if loss is None else loss
         check_parameters(self.loss(model, guide).named_parameters(), 0)  # type: ignore[arg-type]
-        self.model, self.guide, self.device = model, guide, device_of(guide, model)
+        self.model = model
+        self.guide = guide
+        self.device = device_of(guide, model)
         self._loose = _make_parameters(model, guide, batch)
         self._run = model if autocast is None else Autocast(model, autocast, self.device)
         # Let the loss do what it does at its first call, such as find the nesting of plates; an error comes again in
@@ -85,19 +89,15 @@ class Trainer:
             self.loss(self._run, guide)(*batch)  # type: ignore[arg-type]
         #: Everything that an optimizer can change, by name.
         self.parameters: dict[str, Tensor] = {**self.module_parameters(), **self._loose}
-        self.optimizer = (
-            optim.optimizer(model, guide, *batch)
-            if isinstance(optim, GuideOptim)
-            else make_optimizer(
-                optim, {n: p for n, p in self.parameters.items() if p.requires_grad}
-            )
-        )
+        self.optimizer = self._make_optimizer(optim, batch)
         #: The learning rate of each group of parameters before any schedule.
         self.learning_rates = initial_rates(self.optimizer)
         # The gradients of float16 underflow unless the loss is scaled.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast is torch.float16)
         self._joint = JointOptimizer(self.optimizer, clip_norm, self.scaler)
-        self._accumulate, self._graphs, self._compile_rows = accumulate, graphs, compile_rows
+        self._accumulate = accumulate
+        self._graphs = graphs
+        self._compile_rows = compile_rows
         # The parts of a batch would overwrite each other's gradients in a captured graph.
         self._in_graph = graphs is not None and accumulate == 1 and not self.scaler.is_enabled()
         self._outside = None if clip_norm is None else "gradients are clipped"
@@ -108,7 +108,17 @@ class Trainer:
         #: Optimizer steps taken so far, across resumes.
         self.steps_done = 0
 
-    def step(self, batch: tuple[Any, Any], *, of_means: bool = False) -> Terms:
+    def _make_optimizer(self, optim: Optim, batch: tuple[Batch, Batch]) -> Optimizer:
+        """Return an optimizer of all parameters that require gradients."""
+        if isinstance(optim, GuideOptim):
+            return optim.optimizer(self.model, self.guide, *batch)
+        trained = {}
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad:
+                trained[name] = parameter
+        return make_optimizer(optim, trained)
+
+    def step(self, batch: tuple[Batch, Batch], *, of_means: bool = False) -> Terms:
         """Take one optimizer step on inputs and targets.
 
         :param of_means: whether to take it on the likelihood alone, at the means of the weights.
@@ -116,8 +126,10 @@ class Trainer:
             some steps later, or by :meth:`look`.
         """
         loss = self._likelihood if of_means else self.loss
-        calls = [self._call(loss, part, share) for part, share in parts(batch, self._accumulate)]
-        with without_warnings(), mean_only_if(of_means):
+        calls = [
+            self._call(loss, part, share) for part, share in split_batch(batch, self._accumulate)
+        ]
+        with without_warnings(), mean_only() if of_means else nullcontext():
             evaluations = take_step(calls, self._evaluate, self._check, self._joint)
         self.steps_done += 1
         values = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -131,8 +143,8 @@ class Trainer:
         """Raise the error of a step since the last look, if its loss was not finite."""
         self._check.look(self.optimizer)
 
-    def _call(self, loss: TermsELBO, part: tuple[Any, Any], share: float) -> Call:
-        """Return the evaluation of a part of a batch in the next step."""
+    def _call(self, loss: TermsELBO, part: tuple[Batch, Batch], share: float) -> Call:
+        """Return what to evaluate for a part of a batch in the next step."""
         weight = loss.weight_at(self.steps_done) if has_terms(loss) else 1.0
         call = Call(
             loss, self._run, self.guide, part, {}, also=self.parameters, weight=weight, share=share
@@ -180,6 +192,7 @@ class Trainer:
         return not_finite_error(["the sum of the terms of the loss"], self.steps_done)
 
     def _parts_not_finite(self, step: Step) -> list[str]:
+        """Return in words what is not finite in a step, found by repeating it with its noise."""
         # The search evaluates without validation: its own error must not hide the first one.
         for call in step.calls:
             step.noise.restore()
@@ -200,7 +213,7 @@ class Trainer:
 
     def copy_of_modules(self) -> dict[str, State]:
         """Copy :meth:`modules`, so that further training does not change it."""
-        return {role: copied(entries) for role, entries in self.modules().items()}
+        return {role: copy_state(entries) for role, entries in self.modules().items()}
 
     @torch.no_grad()
     def load_modules(self, state: State) -> None:
@@ -224,7 +237,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "learning_rates": self.learning_rates,
             "steps_done": self.steps_done,
-            "loss": self.loss_state(),
+            "loss": states(self._loss_parts),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -236,16 +249,15 @@ class Trainer:
         self.load_modules(state)
         self.steps_done = state["steps_done"]
 
-    def loss_state(self) -> State:
-        """Return the state of the loss, such as measurement points."""
-        return states(self._loss_parts)
-
     @property
     def _loss_parts(self) -> dict[str, Any]:
+        """Return the attributes of the loss that may have a state, such as measurement points."""
         # Modules of a loss, such as a prior on functions, are not trained.
-        return {
-            name: part for name, part in vars(self.loss).items() if not isinstance(part, nn.Module)
-        }
+        own = {}
+        for name, part in vars(self.loss).items():
+            if not isinstance(part, nn.Module):
+                own[name] = part
+        return own
 
     def module_parameters(self) -> dict[str, Tensor]:
         """Return the parameters of the guide, the model and the loss, by name."""
@@ -261,7 +273,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def _make_parameters(
-    model: Callable[..., Any], guide: nn.Module, batch: tuple[Any, Any]
+    model: Model, guide: nn.Module, batch: tuple[Batch, Batch]
 ) -> dict[str, Tensor]:
     """Run model and guide once, so that all parameters exist; returns those outside both modules."""
     with one_at_a_time(), evaluating(model, guide), torch.no_grad(), poutine.block():
@@ -269,8 +281,10 @@ def _make_parameters(
         with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:
             drawn = poutine.trace(guide).get_trace(*batch)
             poutine.replay(model, trace=drawn)(*batch)
-    modules = [module for module in (model, guide) if isinstance(module, nn.Module)]
-    known = {id(parameter) for module in modules for parameter in module.parameters()}
+    known: set[int] = set()
+    for module in (model, guide):
+        if isinstance(module, nn.Module):
+            known.update(map(id, module.parameters()))
     loose = {}
     for name, site in capture.trace.nodes.items():
         value: Any = site["value"]
@@ -280,8 +294,3 @@ def _make_parameters(
         if id(value) not in known and not namesake:
             loose[name] = value
     return loose
-
-
-def mean_only_if(wanted: bool) -> AbstractContextManager[Any]:
-    """Return the handler of a step."""
-    return mean_only() if wanted else nullcontext()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
@@ -63,7 +64,7 @@ SAVED = (
 
 
 class TrainingRun:
-    """Train for some epochs; the parameters are those of :func:`~pyro_radial.fit`, checked."""
+    """Train for some epochs; takes the arguments of :func:`~pyro_radial.fit` after its checks."""
 
     def __init__(
         self,
@@ -310,7 +311,7 @@ def _is_point(guide: nn.Module) -> bool:
     return all(family.is_point for family in guide.chosen_families().values())
 
 
-def _make_scheduler(scheduler: Any, optimizer: Any, interval: str) -> Any:
+def _make_scheduler(scheduler: Any, optimizer: Optimizer, interval: str) -> Any:
     """Return a scheduler of an optimizer's learning rates, or None."""
     if scheduler is None:
         return None

@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel, TermsELBO, predict
-from pyro_radial.infer.autoguide.base import places
+from pyro_radial.infer.autoguide.base import find_places
 from pyro_radial.nn import likelihoods
 from tests.tables import GUIDES
 
@@ -85,7 +85,7 @@ def test_guides_of_pyro_s_with_one_vector_take_such_names_and_the_others_take_an
 
 def test_places_do_not_collide_whatever_the_sites_are_called():
     names = ["w", "w.own", "w.own.b", "w.own_", "v", "v.a.b", "v.a", "u"]
-    found = places(names)
+    found = find_places(names)
     assert found == {name: name for name in names} | {
         "w": "w.own__",
         "w.own": "w.own.own",

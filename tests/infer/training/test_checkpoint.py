@@ -21,7 +21,7 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELB
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.training import checkpoint as checkpoint_module
-from pyro_radial.infer.training.checkpoint import Checkpoint, copied
+from pyro_radial.infer.training.checkpoint import Checkpoint, copy_state
 from pyro_radial.nn import likelihoods
 from tests.helpers.damage import flip_bits
 from tests.helpers.runs import trained
@@ -285,7 +285,7 @@ def run_of(path, epochs, **kwargs):
     if "loss" in settings:
         settings["loss"] = settings["loss"]()
     guide.setup(*rows if isinstance(rows, tuple) else data(2))
-    before = copied(guide.state_dict())
+    before = copy_state(guide.state_dict())
     with warnings.catch_warnings():
         # Of eleven functions at a dozen points, which the estimate is fine with.
         warnings.simplefilter("ignore")
@@ -372,7 +372,7 @@ def test_an_optimizer_state_of_another_shape_is_refused_and_changes_nothing(shap
     Checkpoint(path).save(state)
     model, guide = problem()
     guide.setup(*data())
-    before = copied(guide.state_dict())
+    before = copy_state(guide.state_dict())
     with pytest.raises(ValueError, match=r"another optimizer: exp_avg of parameter 0 must have shape \("):
         train(path, (model, guide), epochs=2, **optim)
     assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())

@@ -17,7 +17,7 @@ from torch.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.functional import GaussianProcess, UniformBox
-from pyro_radial.infer.training.settings import described, likelihood_settings, optimizer_settings, run_settings
+from pyro_radial.infer.training.settings import describe_setting, likelihood_settings, optimizer_settings, run_settings
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 from tests.helpers.runs import Counting, data, function_problem, problem, trained
@@ -59,39 +59,39 @@ PAIRS = {
 @pytest.mark.parametrize("pair", PAIRS)
 def test_things_that_differ_are_described_otherwise(pair):
     one, other = PAIRS[pair]
-    assert described(one) == described(one)
-    assert described(one) != described(other)
+    assert describe_setting(one) == describe_setting(one)
+    assert describe_setting(one) != describe_setting(other)
 
 
 def test_a_description_is_the_same_in_another_process():
-    code = "from tests.infer.training.test_settings import *; print([described(p[0]) for p in PAIRS.values()])"
+    code = "from tests.infer.training.test_settings import *; print([describe_setting(p[0]) for p in PAIRS.values()])"
     # Another seed than that of the hashes here, which is random unless it is set.
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     command = [sys.executable, "-W", "ignore", "-c", code]
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     shown = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120, text=True).stdout
-    assert shown.strip() == str([described(pair[0]) for pair in PAIRS.values()])
+    assert shown.strip() == str([describe_setting(pair[0]) for pair in PAIRS.values()])
 
 
 @pytest.mark.parametrize("view", [torch.arange(12.0).reshape(4, 3)[:, :1], torch.arange(6.0).reshape(2, 3).mT])
 def test_a_view_is_described_as_its_copy(view):
     """Rows in memory may be columns of a table."""
     assert not view.is_contiguous()
-    assert described(view) == described(view.clone(memory_format=torch.contiguous_format))
+    assert describe_setting(view) == describe_setting(view.clone(memory_format=torch.contiguous_format))
 
 
 def test_code_and_what_it_closes_over_are_no_part_of_a_description():
     def function(number):
         return lambda x=number: number * x * 0.1
 
-    assert described(function(1.0)) == described(function(2.0)) == "<lambda>"
+    assert describe_setting(function(1.0)) == describe_setting(function(2.0)) == "<lambda>"
 
 
 def test_a_cycle_and_a_state_of_a_users_object_end_a_description():
     things = {"number": 1}
     things["itself"] = things
-    assert described(things, depth=1) == {"": "dict", "number": 1, "itself": {"": "dict"}}
-    assert described(Counting()) == {"": "Counting"}
+    assert describe_setting(things, depth=1) == {"": "dict", "number": 1, "itself": {"": "dict"}}
+    assert describe_setting(Counting()) == {"": "Counting"}
 
 
 def settings_of(model, guide=None, loss=None, scheduler=None):

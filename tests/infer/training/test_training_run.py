@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 from torch.utils.data import Dataset
 
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
-from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.checkpoint import copy_state
 from tests.helpers.kills import kill_and_resume
 from tests.helpers.runs import (
     FIT,
@@ -321,7 +321,7 @@ def test_a_callback_that_cannot_take_up_the_saved_state_is_refused_and_changes_n
     trained(*problem(), epochs=1, callback=TenthCall(), **kept)
     model, guide = problem()
     guide.setup(*data())
-    before = copied(guide.state_dict())
+    before = copy_state(guide.state_dict())
     with pytest.raises(ValueError, match="callback must have load_state_dict, because its state was saved, got func"):
         trained(model, guide, callback=lambda record: False, **kept)
     assert_same(guide.state_dict(), before)

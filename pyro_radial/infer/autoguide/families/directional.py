@@ -13,10 +13,11 @@ from torch.distributions import Distribution
 from torch.nn.functional import normalize
 
 from pyro_radial._pyro.checks import check_flag, proper_fraction
+from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.autoguide.families.family import Family, PyroSite, Site
+from pyro_radial.infer.autoguide.families.family import Family, Site
 
 
 class Directional(Family):
@@ -42,8 +43,8 @@ class Directional(Family):
             f"{type(self).__name__} must define concentration_at(mean_cosine, size)"
         )
 
-    def transform(self, site: PyroSite) -> None:
-        """None: the distribution is on the sphere itself."""
+    def transform(self, site: Node) -> None:
+        """Return None, because the distribution is on the sphere itself."""
         if not is_on_sphere(site["fn"].support):
             raise ValueError(
                 f"{type(self).__name__}: site '{site['name']}' must be a direction, got "

@@ -14,15 +14,13 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, IndependentTransform, Transform, biject_to
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import optional, positive_float
 from pyro_radial._pyro.compat import helpful_support_errors, periodic_repeat
+from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import Transformed, leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
-
-#: A site of Pyro's trace of a model.
-PyroSite = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Site:
     def of(
         cls,
         name: str,
-        prior_site: PyroSite,
+        prior_site: Node,
         transform: Transform | None,
         init_stddev: float,
     ) -> tuple["Site", Tensor]:
@@ -105,7 +103,7 @@ class Family:
     #: Whether the posterior is a single value, which cannot be a later prior.
     is_point = False
 
-    def transform(self, site: PyroSite) -> Transform | None:
+    def transform(self, site: Node) -> Transform | None:
         """Return the map from the distribution's space to the support of a Pyro site; None if they are equal.
 
         :raises ValueError: naming the site and its support, if the family does not fit.
@@ -174,7 +172,7 @@ class Family:
         return parameters["loc"]
 
     def quantiles(self, site: Site, levels: Sequence[float], **parameters: Tensor) -> Tensor:
-        """Quantiles of each element's marginal, ``[len(levels), *site.shape]``.
+        """Return the quantiles of each element's marginal, ``[len(levels), *site.shape]``.
 
         :raises ValueError: naming the site, if they have no closed form.
         """
@@ -201,9 +199,7 @@ class LocScale(Family):
     scale_constraint: Any = constraints.softplus_positive
 
     def __init__(self, init_stddev: float | None = None) -> None:
-        self.init_stddev = (
-            None if init_stddev is None else positive_float("init_stddev", init_stddev)
-        )
+        self.init_stddev = optional(positive_float, "init_stddev", init_stddev)
 
     def scale_of(self, site: Site, stddev: Any) -> Any:
         """Return the scale with this marginal standard deviation."""
@@ -222,14 +218,12 @@ class LocScale(Family):
     def initial_at(
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
-        """The distribution's mean and, elementwise, standard deviation in unconstrained space, if they are known."""
+        """Return parameters at the mean and the elementwise standard deviation of a distribution, if they are known."""
         mean, stddev = moments(distribution, site.transform)
         # Copies: training changes parameters in place, which must not move the distribution's own tensors.
-        loc = (
-            value.clone()
-            if mean is None
-            else torch.empty_like(value).copy_(expanded_mean(site, mean))
-        )
+        loc = value.clone()
+        if mean is not None:
+            loc.copy_(expand_mean(site, mean))
         if stddev is None or not spread:
             return self.initial(site, loc)
         return self._parameters(
@@ -244,7 +238,7 @@ class LocScale(Family):
         }
 
 
-def expanded_mean(site: Site, mean: Tensor) -> Tensor:
+def expand_mean(site: Site, mean: Tensor) -> Tensor:
     """Return the mean at a site's full size, or an error that names the site."""
     try:
         return mean.expand(site.shape)
@@ -256,11 +250,11 @@ def expanded_mean(site: Site, mean: Tensor) -> Tensor:
 
 
 #: Families by site names or patterns, or a function of a site's name and the site.
-Families = Mapping[str, Family] | Callable[[str, PyroSite], Family | None]
+Families = Mapping[str, Family] | Callable[[str, Node], Family | None]
 
 
-def choose_families(wanted: Families | None, sites: Mapping[str, PyroSite]) -> dict[str, Family]:
-    """Return the user's families by site; sites without a wish are left out.
+def choose_families(wanted: Families | None, sites: Mapping[str, Node]) -> dict[str, Family]:
+    """Return the user's families by site; sites that the user leaves open are not in it.
 
     :param wanted: a mapping from site names, or regular expressions searched in them, to families; a name goes before a
         pattern. Or a function of a site's name and the site that returns a family or None.
@@ -271,8 +265,11 @@ def choose_families(wanted: Families | None, sites: Mapping[str, PyroSite]) -> d
     if wanted is None:
         return {}
     if callable(wanted):
-        by_site = {name: wanted(name, site) for name, site in sites.items()}
-        chosen = {name: family for name, family in by_site.items() if family is not None}
+        chosen = {}
+        for name, site in sites.items():
+            family = wanted(name, site)
+            if family is not None:
+                chosen[name] = family
     else:
         chosen = _by_key(wanted, sites)
     for name, family in chosen.items():
@@ -283,16 +280,17 @@ def choose_families(wanted: Families | None, sites: Mapping[str, PyroSite]) -> d
     return chosen
 
 
-def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, PyroSite]) -> dict[str, Family]:
-    patterns = {key: _matched(key, sites) for key in wanted if key not in sites}
+def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, Node]) -> dict[str, Family]:
+    """Return the families of a mapping by site; a name goes before a pattern."""
+    patterns = {key: _match_sites(key, sites) for key in wanted if key not in sites}
     for key, names in patterns.items():
         if not names:
             raise ValueError(f"families: {key!r} names no site and matches none of {sorted(sites)}")
     chosen = {}
     for name in sites:
-        keys = (
-            [name] if name in wanted else [key for key, names in patterns.items() if name in names]
-        )
+        keys = [key for key, names in patterns.items() if name in names]
+        if name in wanted:
+            keys = [name]
         if len(keys) > 1:
             raise ValueError(
                 f"families: site '{name}' matches {len(keys)} patterns, {keys}; let only one match it"
@@ -302,7 +300,8 @@ def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, PyroSite]) -> dict
     return chosen
 
 
-def _matched(key: str, sites: Collection[str]) -> set[str]:
+def _match_sites(key: str, sites: Collection[str]) -> set[str]:
+    """Return the sites whose names match a regular expression."""
     try:
         pattern = re.compile(key)
     except (re.error, TypeError) as error:

@@ -23,7 +23,7 @@ from pyro_radial.distributions.wrappers import (
     pull_back,
     remove_masks,
 )
-from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expanded_mean
+from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expand_mean
 from pyro_radial.infer.autoguide.families.normal import Normal
 
 #: A normal on vectors.
@@ -85,7 +85,7 @@ class MultivariateNormal(Family):
         mean, stddev = moments(distribution, site.transform)
         loc = value.clone()
         if mean is not None:
-            loc.copy_(expanded_mean(site, mean))
+            loc.copy_(expand_mean(site, mean))
         if stddev is None or not spread:
             return self.initial(site, loc)
         joint = _joint(site, distribution)
@@ -98,6 +98,7 @@ class MultivariateNormal(Family):
         stddev: Tensor,
         joint: Joint | None = None,
     ) -> dict[str, PyroParam]:
+        """Return the parameters at these marginals, with the correlations of ``joint`` if there is one."""
         stddevs = _flat(site, stddev)
         size = stddevs.shape[-1]
         # A single number is normal.
@@ -121,6 +122,7 @@ class MultivariateNormal(Family):
     def _of_low_rank(
         self, site: Site, loc: Tensor, stddevs: Tensor, joint: Joint | None
     ) -> dict[str, PyroParam]:
+        """Return the parameters with a factor of the rank: that of ``joint`` if it has this rank, else a random one."""
         rank = self.rank or 0
         if rank > stddevs.shape[-1]:
             raise ValueError(

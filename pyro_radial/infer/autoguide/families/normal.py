@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_radial.distributions.moments import moments
-from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expanded_mean
+from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expand_mean
 
 
 class Normal(LocScale):
@@ -36,7 +36,7 @@ class Normal(LocScale):
     """
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
-        """``Normal(loc, scale)`` with the site's event dimensions."""
+        """Return ``Normal(loc, scale)`` with the site's event dimensions."""
         # The constraint keeps scales positive, so there is nothing to validate.
         return dist.Normal(loc, scale, validate_args=False).to_event(site.event_dim)
 
@@ -89,7 +89,7 @@ class Delta(Family):
     ) -> dict[str, PyroParam]:
         """Return the mean of the distribution in unconstrained space, if it is known."""
         mean, _ = moments(distribution, site.transform)
-        return self.initial(site, value if mean is None else expanded_mean(site, mean).to(value))
+        return self.initial(site, value if mean is None else expand_mean(site, mean).to(value))
 
     def distribution(self, site: Site, *, loc: Tensor) -> TorchDistribution:  # type: ignore[override]
         """Return a ``Delta`` at ``loc``."""

@@ -72,11 +72,11 @@ class Radial(LocScale):
         return site.event_dim if self.event_dim is None else min(self.event_dim, site.event_dim)
 
     def elements_per_radius(self, site: Site) -> int:
-        """D, the number of elements that share one radius."""
+        """Return D, the number of elements that share one radius."""
         return site.shape[len(site.shape) - self.radius_dim(site) :].numel()
 
     def scale_of(self, site: Site, stddev: Any) -> Any:
-        r""":math:`\sigma = \sqrt D` times the marginal standard deviation."""
+        r"""Return :math:`\sigma`, which is :math:`\sqrt D` times the marginal standard deviation."""
         return stddev * math.sqrt(self.elements_per_radius(site))
 
     def initial_scale(self, site: Site) -> float:
@@ -84,7 +84,7 @@ class Radial(LocScale):
         return super().initial_scale(site) if self.init_scale is None else self.init_scale
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
-        """``RadialNormal(loc, scale)`` with the site's event dimensions."""
+        """Return ``RadialNormal(loc, scale)`` with the site's event dimensions."""
         return self._make(RadialNormal, site, loc, scale)
 
     def guide_distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> TorchDistribution:  # type: ignore[override]
