@@ -23,7 +23,7 @@ from pyro_radial.compression.graph import count_flops, count_weights, read_chain
 from pyro_radial.compression.scores import Cut, Scores, check_guide, unit_scores
 from pyro_radial.compression.surgery import complete_cut, cut_network
 from pyro_radial.distributions.constraints import is_on_sphere
-from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.autoguide.per_site import AutoPerSite
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import Categorical, Likelihood

@@ -18,7 +18,7 @@ from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
 from pyro_radial.distributions.moments import moments
-from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.autoguide.per_site import AutoPerSite
 from pyro_radial.nn.priors.radial_directional import Side, TensorSites
 
 _SIDES: dict[str, Side] = {"outputs": "row", "inputs": "column"}

@@ -36,8 +36,12 @@ from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.checkpoint import Checkpoint, copy_state
+from pyro_radial.infer.training.compared_settings import (
+    data_settings,
+    describe_setting,
+    likelihood_settings,
+)
 from pyro_radial.infer.training.fit import fit
-from pyro_radial.infer.training.settings import data_settings, describe_setting, likelihood_settings
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head

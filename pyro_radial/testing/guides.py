@@ -19,7 +19,7 @@ from pyro.optim import PyroOptim
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.autoguide.per_site import AutoPerSite
 from pyro_radial.infer.elbo import TermsELBO
 
 NUM_PARTICLES = 4_000

@@ -17,7 +17,7 @@ from benchmarks.continual import permuted_mnist, published_settings
 from benchmarks.continual._cells import keeping_of
 from benchmarks.continual._chains import Tuned
 from pyro_radial.continual import Coreset, PriorChain, Task, TaskStream, recipes, train_stream
-from pyro_radial.infer.training.settings import describe_setting
+from pyro_radial.infer.training.compared_settings import describe_setting
 from pyro_radial.nn import MultiHead
 from tests.helpers.streams import clusters, stream
 

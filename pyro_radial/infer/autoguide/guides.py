@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
 from pyro_radial._pyro.types import Model, Node
 from pyro_radial.distributions.constraints import is_on_sphere
-from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
 from pyro_radial.infer.autoguide.families.family import Families, Family
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.initialization import init_to_network
+from pyro_radial.infer.autoguide.per_site import AutoPerSite
 
 
 class AutoRadial(AutoPerSite):

@@ -20,7 +20,7 @@ from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial._pyro.types import Batch, Guide, Model, Node
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.autoguide.per_site import AutoPerSite
 from pyro_radial.infer.prediction.prediction import are_identical
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.modules import device_of, evaluating

@@ -29,15 +29,15 @@ from pyro_radial.infer.step.evaluate import AS_IT_IS, COMPILED, RECORDED
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.step.not_finite import check_parameters
 from pyro_radial.infer.training.checkpoint import Checkpoint, State
-from pyro_radial.infer.training.data_checks import check_num_data, make_target_check
-from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms
-from pyro_radial.infer.training.settings import (
+from pyro_radial.infer.training.compared_settings import (
     Settings,
     data_settings,
     optimizer_settings,
     run_settings,
 )
+from pyro_radial.infer.training.data_checks import check_num_data, make_target_check
+from pyro_radial.infer.training.options import FitOptions
+from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 

@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel, TermsELBO, predict
-from pyro_radial.infer.autoguide.base import find_places
+from pyro_radial.infer.autoguide.per_site import find_places
 from pyro_radial.nn import likelihoods
 from tests.tables import GUIDES
 

@@ -17,7 +17,12 @@ from torch.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.functional import GaussianProcess, UniformBox
-from pyro_radial.infer.training.settings import describe_setting, likelihood_settings, optimizer_settings, run_settings
+from pyro_radial.infer.training.compared_settings import (
+    describe_setting,
+    likelihood_settings,
+    optimizer_settings,
+    run_settings,
+)
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 from tests.helpers.runs import Counting, data, function_problem, problem, trained
@@ -64,7 +69,10 @@ def test_things_that_differ_are_described_otherwise(pair):
 
 
 def test_a_description_is_the_same_in_another_process():
-    code = "from tests.infer.training.test_settings import *; print([describe_setting(p[0]) for p in PAIRS.values()])"
+    code = (
+        "from tests.infer.training.test_compared_settings import *; "
+        "print([describe_setting(p[0]) for p in PAIRS.values()])"
+    )
     # Another seed than that of the hashes here, which is random unless it is set.
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     command = [sys.executable, "-W", "ignore", "-c", code]
