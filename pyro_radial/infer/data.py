@@ -193,7 +193,7 @@ def _describe_non_number(array: np.ndarray) -> str:
 
 
 def _fill_missing(y: Batch) -> Batch:
-    """Return targets with zeros where those of named outputs are missing."""
+    """Return targets with zeros in place of the missing targets of named outputs."""
     if not isinstance(y, dict):
         return y
     return tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y)

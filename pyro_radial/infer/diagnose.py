@@ -22,7 +22,7 @@ from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.data import Rows, move, num_rows
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, not_finite_parameter
-from pyro_radial.infer.importance import LEVEL, IntervalShare, interval_shares, on_intervals
+from pyro_radial.infer.importance import LEVEL, IntervalShare, interval_shares, judge_intervals
 from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
 from pyro_radial.infer.step.not_finite import first_not_finite
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
@@ -170,7 +170,7 @@ def diagnose(
         elbo(model, guide)(*whole)  # type: ignore[arg-type]
         sites = tree_leaves(function_sites(getattr(model, "likelihood", None), function_site))
         spreads = [_spreads(model, guide, inputs, max(2, num_particles), site) for site in sites]
-        # Of several outputs, the one that follows its inputs least.
+        # With several outputs, take the one that follows its inputs least.
         signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
         wide = None
         pulls: dict[str, float] = {}
@@ -188,11 +188,11 @@ def diagnose(
     units = None if intervals else not_standardized(model, *whole)
     findings = [
         *([] if units is None else [units]),
-        *_on_terms(terms, follows_inputs),
-        *_on_scales(unmoved, changes, wide),
-        *_on_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
-        *_on_draws(signal, noise, sampled),
-        *on_intervals(shares, guide),
+        *_judge_terms(terms, follows_inputs),
+        *_judge_scales(unmoved, changes, wide),
+        *_judge_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
+        *_judge_draws(signal, noise, sampled),
+        *judge_intervals(shares, guide),
     ]
     rows = None if intervals else num_rows(whole[1])
     return Diagnosis(terms, rows, unmoved, pulls, sampled, signal, noise, findings, shares)
@@ -276,7 +276,7 @@ def _scale_pulls(
     return pulls
 
 
-def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
+def _judge_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
     """Yield findings on the terms of the loss."""
     nll = float(terms.negative_log_likelihood)
     kl = terms.kl_weight * float(terms.kl)
@@ -307,7 +307,7 @@ def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
         )
 
 
-def _on_scales(
+def _judge_scales(
     unmoved: list[str], changes: dict[str, float], share_wide: float | None
 ) -> Iterator[str]:
     """Yield findings on scales that did not move, and on a posterior that is nearly as wide as the prior."""
@@ -330,7 +330,7 @@ def _on_scales(
         )
 
 
-def _on_pulls(pulls: dict[str, float]) -> Iterator[str]:
+def _judge_pulls(pulls: dict[str, float]) -> Iterator[str]:
     """Yield findings on scales that the loss still pulls at."""
     narrow = ", ".join(name for name, pull in pulls.items() if pull < 0)
     wide = ", ".join(name for name, pull in pulls.items() if pull > 0)
@@ -341,7 +341,7 @@ def _on_pulls(pulls: dict[str, float]) -> Iterator[str]:
         yield f"The scales of {wide} are too wide: the loss falls if they shrink, {advice}"
 
 
-def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> Iterator[str]:
+def _judge_draws(signal: float | None, noise: float | None, sampled: list[str]) -> Iterator[str]:
     """Yield findings on functions that vary more over draws than over inputs, and on sampled KLs."""
     if signal is not None and noise is not None and noise > signal:
         yield (

@@ -290,7 +290,7 @@ class TermsELBO(TraceMeanField_ELBO):
         return float(self.kl_weight)
 
     def keep(self, terms: Callable[[], LossTerms], gradients: bool) -> None:
-        """Let :attr:`terms` return those of a loss that was evaluated elsewhere; with gradients it counts as a step."""
+        """Let :attr:`terms` return the terms of a loss evaluated elsewhere; with gradients, count it as a step."""
         self._terms = terms
         self.step += gradients
 
@@ -384,7 +384,7 @@ class TermsELBO(TraceMeanField_ELBO):
         check_types(Callable, model=model, guide=guide)
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
-            sites = _observed(model_trace).items()
+            sites = _observed_sites(model_trace).items()
             observed = {name: -site["log_prob_sum"] for name, site in sites}
             latent, weights = self._kls(run)
             loss = _add_kl(_total(observed), weight, _total(latent))
@@ -415,7 +415,7 @@ class TermsELBO(TraceMeanField_ELBO):
     ) -> tuple[Trace, Trace]:
         """Run the guide, and the model on it, and compute the log-densities of observations only.
 
-        Pyro also computes those of all latent sites, which an analytic KL does not need.
+        Pyro also computes the log-densities of latent sites, which an analytic KL does not need.
         """
         run: Any = poutine.trace(guide)
         try:
@@ -473,7 +473,7 @@ class TermsELBO(TraceMeanField_ELBO):
                 f"strict_kl: site '{name}' is {kl}, so its KL would be estimated from samples"
             )
         run.sampled[name] = kl
-        return _sampled_kl(name, run.model_trace, run.guide_trace)
+        return _estimate_kl(name, run.model_trace, run.guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
         """Raise a ValueError naming a latent site of the model that the guide lacks."""
@@ -512,7 +512,7 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
     return float(weight)
 
 
-def _observed(model_trace: Trace) -> dict[str, Node]:
+def _observed_sites(model_trace: Trace) -> dict[str, Node]:
     """Return the sites of observations."""
     found: dict[str, Node] = {}
     for name in model_trace.observation_nodes:
@@ -525,7 +525,7 @@ def _observed(model_trace: Trace) -> dict[str, Node]:
 def num_data_of(model_trace: Trace) -> int | None:
     """Return the full size of the plates around the observations; sites that share their plates count once."""
     sizes = {}
-    for site in _observed(model_trace).values():
+    for site in _observed_sites(model_trace).values():
         plates = {}
         for frame in site["cond_indep_stack"]:
             if frame.name != PARTICLE_PLATE:
@@ -588,7 +588,7 @@ def _is_masked_normal(distribution: Any) -> bool:
     return isinstance(leaf(distribution), Normal) and remove_masks(distribution) is not distribution
 
 
-def _sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
+def _estimate_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
     """Estimate the KL of a latent site without bias, or return the log-density of an auxiliary site of the guide."""
     site: Node = guide_trace.nodes[name]
     check_drawn(name, site, "prior must have a KL in closed form")

@@ -75,7 +75,7 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
     starts = [poutine.trace(guide).get_trace(*args) for _ in range(NUM_STARTS)]
     start = starts[0]
     model_trace = poutine.trace(poutine.replay(model, trace=start)).get_trace(*args)
-    _refuse_mini_batch(model_trace)
+    _check_all_rows(model_trace)
     sites = dict[str, Any](model_trace.iter_stochastic_nodes())
     drawn = []
     for name, site in sites.items():
@@ -106,7 +106,7 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
         weights, shapes = smooth_weights(torch.cat([run.ratios for run in runs], 1))
         for name in names:
             draws = torch.cat([run.draws[name] for run in runs], 1)
-            shares_held, errors = _held_by_intervals(draws, weights)
+            shares_held, errors = _find_shares_held(draws, weights)
             least = int(shares_held.argmin())
             shares[name] = IntervalShare(
                 float(shares_held[least]),
@@ -118,8 +118,8 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
     return shares
 
 
-def on_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator[str]:
-    """Yield findings on intervals that fail, and on those of which nothing is known."""
+def judge_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator[str]:
+    """Yield findings on intervals that fail, and on intervals that cannot be judged."""
     unknown = []
     for name, share in shares.items():
         advice = _advice(name, share, guide)
@@ -159,7 +159,7 @@ def _advice(name: str, share: IntervalShare, guide: object) -> str:
     return f"Give it a full covariance: families={{'{name}': families.MultivariateNormal()}}. {sites} {train}"
 
 
-def _refuse_mini_batch(trace: Trace) -> None:
+def _check_all_rows(trace: Trace) -> None:
     """Raise a ValueError naming a plate with a part of its rows."""
     for site in trace.nodes.values():
         for frame in site.get("cond_indep_stack", ()):
@@ -227,7 +227,7 @@ def _log_prob(trace: Trace, plates: Plates, dims: Sequence[int]) -> Tensor:
     return total.flatten()
 
 
-def _held_by_intervals(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _find_shares_held(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the shares ``[E]`` of weights ``[S, n]`` in central intervals of draws ``[S, n, E]``, and their errors."""
     ordered = draws.sort(0).values
     outside = round(NUM_DRAWS * (1 - LEVEL) / 2)

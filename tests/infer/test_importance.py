@@ -19,7 +19,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, CompiledSVI, SupervisedModel, diagnose
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.importance import NUM_DRAWS, IntervalShare, interval_shares, on_intervals, smooth_weights
+from pyro_radial.infer.importance import NUM_DRAWS, IntervalShare, interval_shares, judge_intervals, smooth_weights
 from pyro_radial.nn import likelihoods
 
 
@@ -254,10 +254,10 @@ def test_what_is_correlated_across_sites_gets_another_advice():
 
 def test_a_guide_that_is_correlated_already_gets_no_advice_to_be():
     share = IntervalShare(0.5, 0.01, 0.4, 2, 2)
-    joint = list(on_intervals({"w": share}, AutoMultivariateNormal(grouped_model)))
+    joint = list(judge_intervals({"w": share}, AutoMultivariateNormal(grouped_model)))
     full = AutoMeanField(normal_model, families={"w": families.MultivariateNormal()})
     full.setup(correlated())
-    own = list(on_intervals({"w": share}, full))
+    own = list(judge_intervals({"w": share}, full))
     assert "Write the model non-centered" in joint[0]
     assert not any("families" in sentence for sentence in joint + own)
     assert "AutoMultivariateNormal" not in joint[0]
@@ -277,7 +277,7 @@ def test_a_guide_that_is_correlated_already_gets_no_advice_to_be():
     ],
 )
 def test_a_share_too_small_or_a_tail_too_heavy_is_said(held, error, pareto_k, numbers, words):
-    found = list(on_intervals({"w": IntervalShare(held, error, pareto_k, numbers, 1)}, guide=None))
+    found = list(judge_intervals({"w": IntervalShare(held, error, pareto_k, numbers, 1)}, guide=None))
     assert len(found) == (words is not None)
     assert all(re.search(words, sentence) and "w" in sentence for sentence in found)
 

@@ -132,6 +132,8 @@ class AutoCorrelated(AutoMeanField):
         self.correlated: tuple[str, ...] = ()
         #: Whether the covariance fits the linearized network alone, so that draws of the weights are of no use.
         self.linear_only = False
+        # Finds the last layer while the model runs for the first time.
+        self._last = LastLayerFinder()
 
     def default_family(self, name: str, site: Node) -> Family:
         """Return a part of the vector, or a factorized normal."""
@@ -163,7 +165,7 @@ class AutoCorrelated(AutoMeanField):
                 f"rank must be at most {MAX_FACTOR // size} for the {size} elements of {len(correlated)} sites, got "
                 f"{got}"
             )
-        like = self._trained("loc", correlated[0])
+        like = self._trained_tensor("loc", correlated[0])
         # Half of each variance is an element's own at the start.
         own = torch.full((size,), 0.5, dtype=like.dtype, device=like.device).sqrt()
         self.factor = PyroParam(
@@ -267,7 +269,7 @@ class AutoCorrelated(AutoMeanField):
             raise ValueError("factor must be finite and not zero, got NaN, infinity or only zeros")
         units = units.clamp_min(OWN_SHARE * units.max())
         for name, part in self._split(units).items():
-            scale = self._trained("scale", name)
+            scale = self._trained_tensor("scale", name)
             scale.copy_(
                 transform_to(LocScale.scale_constraint).inv(part.reshape(scale.shape).to(scale))
             )

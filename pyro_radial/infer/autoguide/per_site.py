@@ -82,7 +82,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     :class:`~pyro.infer.TraceMeanField_ELBO` wrong by the log-Jacobian.
 
     A subclass defines :meth:`default_family`. Parameters are ``<plural>.<site>``, such as ``locs.w`` and ``scales.w``;
-    if there is another site ``w.lam``, those of ``w`` are ``locs.w.own`` and ``scales.w.own``.
+    if there is another site ``w.lam``, the parameters of ``w`` are ``locs.w.own`` and ``scales.w.own``.
 
     :param model: a Pyro model.
     :param init_loc_fn: a per-site init function, as in :mod:`pyro.infer.autoguide.initialization`.
@@ -113,13 +113,15 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         )
         self._init_stddev = optional(positive_float, "init_stddev", init_stddev)
         self._wanted_families = families
-        self._families: dict[str, Family] = {}
-        self._site: dict[str, Site] = {}
         # The plates with rows that are given to the model.
         self._given_rows: set[str] = set()
+        self._starts = StartPoints()
+        # By site, empty before the guide has parameters: the family; the shape and transform; the path of the
+        # parameters below ``locs``, ``scales``, ...; and the names of the parameters, such as ``loc``.
+        self._families: dict[str, Family] = {}
+        self._site: dict[str, Site] = {}
         self._places: dict[str, str] = {}
         self._parameter_names: dict[str, tuple[str, ...]] = {}
-        self._starts = StartPoints()
 
     def default_family(self, name: str, site: Node) -> Family:
         """Return the family of a site that ``families`` leaves open; ``site`` is a node of Pyro's trace."""
@@ -373,7 +375,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """Set the means to the values of a trained network; the scales do not change.
 
         :param state_dict: values by site name, such as ``net.state_dict()``. Other parameters and buffers of a
-            network must be those of the model, which keeps its own.
+            network must be equal to the model's, which do not change.
         :param bool strict: whether a site without a value is an error, and a value without a site if the model is not a
             module with a :class:`~pyro_radial.BayesianModule`.
         :returns: the sites without a value.
@@ -390,10 +392,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         means = {}
         for name, site in self._site.items():
             if name not in missing:
-                shape = self._trained("loc", name).shape
+                shape = self._trained_tensor("loc", name).shape
                 means[name] = unconstrain_mean(site, shape, state_dict[name])
         for name, mean in means.items():
-            self._trained("loc", name).copy_(mean)
+            self._trained_tensor("loc", name).copy_(mean)
         return MissingMeans(missing)
 
     def loc_scale_sites(self) -> dict[str, LocScaleSite]:
@@ -402,8 +404,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         result = {}
         for name, family in self._families.items():
             if isinstance(family, LocScale):
-                loc = self._trained("loc", name)
-                scale = self._trained("scale", name)
+                loc = self._trained_tensor("loc", name)
+                scale = self._trained_tensor("scale", name)
                 result[name] = LocScaleSite(family, self._site[name], loc, scale)
         return result
 
@@ -421,10 +423,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                 raise ValueError(
                     f"stddevs must name sites with a location and a scale, got {name!r}"
                 )
-            target = self._trained("scale", name)
+            target = self._trained_tensor("scale", name)
             target.copy_(unconstrain_stddev(family, self._site[name], target, stddev))
 
-    def _trained(self, parameter: str, name: str) -> Tensor:
+    def _trained_tensor(self, parameter: str, name: str) -> Tensor:
         """Return the unconstrained tensor that is trained."""
         tensor: Tensor = attrgetter(f"{self._places[name]}_unconstrained")(
             getattr(self, f"{parameter}s")

@@ -63,13 +63,13 @@ class GuideDraws:
         # A plate has a site too, so a guide that samples its own sites alone has no plates.
         names = {name for name, _ in trace.iter_stochastic_nodes()}
         if not handlers_around() and _own_sites(self._guide) == names:
-            # The values, a copy of all weights, are let go.
+            # Without its values, which are a copy of all weights.
             self._first = _copy_trace(trace, lambda site: None)
             self.from_distributions = True
         return trace
 
     def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
-        """Return whether all draws, of which this is one, are the same at all sites but those ignored."""
+        """Return whether all draws are the same except at ignored sites; ``drawn`` is one of them."""
         if isinstance(self._guide, PosteriorSamples):
             samples = self._guide.samples.items()
             return all(name in ignored or are_identical(values) for name, values in samples)
@@ -160,7 +160,7 @@ def check_global(drawn: Trace, wanted: str, got: str) -> None:
 
 
 def check_sites(drawn: Trace, trace: Trace) -> None:
-    """Raise a ValueError for a guide with sites of another model; those of this model would come from their priors.
+    """Raise a ValueError for a guide with sites of another model; sites of this one would come from their priors.
 
     A guide may leave sites out, or have more than the model runs (``trace``), but not both. Sites with a swapped prior
     may always be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.

@@ -141,7 +141,7 @@ def _predict_by_draws(
     dropout: bool = False,
     progress: bool = False,
 ) -> Any:
-    """Predict by draws of the weights; the parameters are those of :func:`predict`."""
+    """Predict by draws of the weights; see :func:`predict` for the parameters."""
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
     if isinstance(guide, Mapping):
@@ -297,7 +297,8 @@ class _ModelRun:
         self._model = model
         self._sites = function_sites(likelihood, function_site)
         self._noise_sites: dict[str, str] = getattr(likelihood, "noise_sites", {})
-        self._drawn = self._latest = Trace()
+        self._drawn = Trace()
+        self._latest = Trace()
         self._checked = False
 
     def start(self, drawn: Trace) -> None:

@@ -140,7 +140,7 @@ class SampledNetwork(nn.Module):
         """
         drawn = _buffers_of(self.draws)
         shared = _buffers_of(self.shared)
-        run = self._traced if torch.compiler.is_compiling() else self._eager
+        run = self._run_traced if torch.compiler.is_compiling() else self._run_eager
         outputs = []
         for start in range(0, self.num_samples, self.chunk_size):
             some = slice(start, start + self.chunk_size)
@@ -154,7 +154,7 @@ class SampledNetwork(nn.Module):
     def predict(self, x: Any, chunk_size: int = 1024) -> Any:
         """Evaluate the draws at any number of inputs, as :func:`~pyro_radial.predict` does.
 
-        :param x: inputs, as of :func:`~pyro_radial.predict`.
+        :param x: inputs; see :func:`~pyro_radial.predict`.
         :param int chunk_size: the number of inputs in one pass, which bounds the memory of a pass.
         :returns: a prediction with ``samples`` of shape ``[S, N, ...]``, or a dict of such for named outputs.
         :raises ValueError: for NaN or infinity in x, a number below one, or a network whose output is not one tensor
@@ -194,7 +194,7 @@ class SampledNetwork(nn.Module):
         """Return the number of draws, for printing."""
         return f"num_samples={self.num_samples}, chunk_size={self.chunk_size}"
 
-    def _eager(
+    def _run_eager(
         self,
         shared: dict[str, Tensor],
         drawn: dict[str, Tensor],
@@ -213,7 +213,7 @@ class SampledNetwork(nn.Module):
                 self._functional.batching = "loop"
             self._unused.append(functional)
 
-    def _traced(
+    def _run_traced(
         self,
         shared: dict[str, Tensor],
         drawn: dict[str, Tensor],

@@ -39,7 +39,7 @@ class Checkpoint:
     """Keep the state of a run in one file.
 
     A kill at any moment leaves the old file or the new one. As a context manager it holds the file: a second run that
-    writes the same path is refused until the first one ends, however it ends.
+    writes the same path gets an error until the first one ends, however it ends.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -134,7 +134,7 @@ class TrainingRun:
             while progress.epoch < epochs and not self.stopped:
                 for _ in range(progress.step_in_epoch, self.batches.per_epoch):
                     terms = self.step()
-                    # Reading the terms waits for the device, so the bar has those of its last move.
+                    # Reading the terms waits for the device, so the bar shows them only when it moves.
                     if bar.update() or (show and bar.n == total):
                         _, nll, kl = terms.tolist()
                         bar.set_postfix({"nll": f"{nll:.4g}", "kl": f"{kl:.4g}"}, refresh=False)
@@ -273,7 +273,7 @@ class TrainingRun:
         }
 
     def _load(self, checkpoint: Checkpoint, state: State) -> None:
-        """Resume this very run; if it is refused, nothing has changed."""
+        """Resume the run from a checkpoint; an error leaves everything unchanged."""
         trainer = self.trainer
         trainer.check_entries(checkpoint, state)
         for name, current in self._identity.items():

@@ -271,7 +271,7 @@ def choose_families(wanted: Families | None, sites: Mapping[str, Node]) -> dict[
             if family is not None:
                 chosen[name] = family
     else:
-        chosen = _by_key(wanted, sites)
+        chosen = _choose_by_key(wanted, sites)
     for name, family in chosen.items():
         if not isinstance(family, Family):
             raise ValueError(
@@ -280,7 +280,7 @@ def choose_families(wanted: Families | None, sites: Mapping[str, Node]) -> dict[
     return chosen
 
 
-def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, Node]) -> dict[str, Family]:
+def _choose_by_key(wanted: Mapping[str, Family], sites: Mapping[str, Node]) -> dict[str, Family]:
     """Return the families of a mapping by site; a name goes before a pattern."""
     patterns = {key: _match_sites(key, sites) for key in wanted if key not in sites}
     for key, names in patterns.items():

@@ -103,7 +103,7 @@ class MultivariateNormal(Family):
         size = stddevs.shape[-1]
         # A single number is normal.
         if self.rank is not None and site.event_dim:
-            return self._of_low_rank(site, loc, stddevs, joint)
+            return self._make_low_rank(site, loc, stddevs, joint)
         if size > MAX_ELEMENTS:
             raise ValueError(
                 f"MultivariateNormal: site '{site.name}' must have at most {MAX_ELEMENTS:,} elements in an event, got "
@@ -119,7 +119,7 @@ class MultivariateNormal(Family):
             parameters["scale_tril"] = PyroParam(unit, constraints.unit_lower_cholesky, 2)
         return parameters
 
-    def _of_low_rank(
+    def _make_low_rank(
         self, site: Site, loc: Tensor, stddevs: Tensor, joint: Joint | None
     ) -> dict[str, PyroParam]:
         """Return the parameters with a factor of the rank: that of ``joint`` if it has this rank, else a random one."""
