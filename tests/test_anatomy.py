@@ -60,7 +60,6 @@ OWN_SUBJECTS = {
 #: Functions and classes of one name in two modules, each a thing of its own. Rename rather than add to them.
 SHARED_NAMES = {
     "Evaluation",
-    "Pair",
     "Rates",
     "_names",
     "_parts",
