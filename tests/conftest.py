@@ -56,10 +56,10 @@ def pytest_collection_modifyitems(items):
 def recorded_only(monkeypatch):
     """Graphs that would be compiled run as recorded; the list of those."""
     # Most tests compile nothing, and need no compiler's modules.
-    from pyro_radial.infer.step import compiled
+    from pyro_radial.infer.step import inductor
 
     made = []
-    monkeypatch.setattr(compiled, "compile_graph", lambda module, *_: made.append(module) or module)
-    compiled.forget()
+    monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: made.append(module) or module)
+    inductor.forget()
     yield made
-    compiled.forget()
+    inductor.forget()

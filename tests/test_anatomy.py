@@ -59,12 +59,10 @@ OWN_SUBJECTS = {
 }
 #: Functions and classes of one name in two modules, each a thing of its own. Rename rather than add to them.
 SHARED_NAMES = {
-    "Evaluation",
     "Rates",
     "_names",
     "_parts",
     "_tensors",
-    "evaluate",
 }
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")
 

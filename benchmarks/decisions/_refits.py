@@ -15,7 +15,7 @@ from torch.optim import Adam
 from pyro_radial import TermsELBO
 from pyro_radial._pyro.compat import is_deterministic
 from pyro_radial.infer.optim.joint import fused_optimizer
-from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import set_num_data
 from pyro_radial.nn.modules import dtype_of

@@ -4,8 +4,8 @@
 """A loss by graphs, as a function of the arguments."""
 
 from benchmarks.guides._examples.program import Program, evaluated
-from pyro_radial.infer.step.evaluate import AS_IT_IS
-from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.loss_evaluation import AS_IT_IS
+from pyro_radial.infer.step.loss_graphs import Graphs
 
 
 class Graphed:

@@ -6,7 +6,7 @@
 import torch
 
 from pyro_radial._pyro.compat import tree_leaves
-from pyro_radial.infer.step import compiled, graphs
+from pyro_radial.infer.step import inductor, loss_graphs
 from pyro_radial.infer.step.captured import Device
 
 
@@ -39,7 +39,7 @@ class CalledAgain(Device):
 def use(monkeypatch):
     """Let all graphs capture by a stand-in, and run as recorded instead of compiled; returns the stand-in."""
     device = CalledAgain()
-    monkeypatch.setattr(graphs, "device_graphs", lambda _: device)
-    monkeypatch.setattr(compiled, "compile_graph", lambda module, *_: module)
-    compiled.forget()
+    monkeypatch.setattr(loss_graphs, "device_graphs", lambda _: device)
+    monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: module)
+    inductor.forget()
     return device

@@ -14,8 +14,8 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_radial import TermsELBO
-from pyro_radial.infer.step.evaluate import Call, Evaluation
-from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.loss_evaluation import Call, LossEvaluation
+from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.step.step import keep_terms
 
 
@@ -36,7 +36,7 @@ class Errors(NamedTuple):
     together: float
 
 
-def evaluated(program: Program, graphs: Graphs, *, gradients: bool = True) -> Evaluation:
+def evaluated(program: Program, graphs: Graphs, *, gradients: bool = True) -> LossEvaluation:
     """The loss of a program by graphs, with its gradients."""
     loss = program.loss
     call = Call(loss, program.model, program.guide, program.args, {}, gradients)

@@ -143,7 +143,7 @@ class JointOptimizer:
     def forget_gradients(self) -> None:
         """Free the memory of the last gradients."""
         # Without the hooks of torch's zero_grad, which take as long as a small layer.
-        for parameter in [] if self.optimizer is None else trained_by(self.optimizer):
+        for parameter in [] if self.optimizer is None else optimizer_parameters(self.optimizer):
             parameter.grad = None
 
     def add(
@@ -206,10 +206,14 @@ def naming_devices(optimizer: Optimizer) -> Iterator[None]:
 
 def clipped_parameters(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters with gradients to clip."""
-    return optimizer.clipped() if isinstance(optimizer, GraphOptimizer) else trained_by(optimizer)
+    return (
+        optimizer.clipped()
+        if isinstance(optimizer, GraphOptimizer)
+        else optimizer_parameters(optimizer)
+    )
 
 
-def trained_by(optimizer: Optimizer) -> list[Tensor]:
+def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -232,7 +236,7 @@ def _fused_on_cuda(optimizer: Optimizer) -> Optimizer:
     """The same optimizer with torch's fused step, which a CUDA graph can hold, unless its maker chose another."""
     made: Any = type(optimizer)
     if made not in (Adam, AdamW, SGD) or not all(
-        p.is_cuda and p.is_floating_point() for p in trained_by(optimizer)
+        p.is_cuda and p.is_floating_point() for p in optimizer_parameters(optimizer)
     ):
         return optimizer
     groups = [{**group, "fused": True} for group in optimizer.param_groups]

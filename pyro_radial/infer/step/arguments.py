@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial._pyro.compat import tree_flatten, tree_map, tree_unflatten
-from pyro_radial.infer.step.state import PLAIN, UncapturableError, described
+from pyro_radial.infer.step.program_state import PLAIN, UncapturableError, metadata_of
 
 # Leaves that are compared by their values.
 COMPARED = (*PLAIN, range, type, Enum)
@@ -39,7 +39,7 @@ class Leaves(NamedTuple):
             return cls(args, len(args))
         values, tree = tree_flatten((args, dict(kwargs)))
         if any(map(is_dataclass, values)):
-            values, tree = tree_flatten(_opened((args, dict(kwargs))))
+            values, tree = tree_flatten(_open((args, dict(kwargs))))
         # Trees have no hash in older versions of torch.
         return cls(values, repr(tree))
 
@@ -52,13 +52,13 @@ def rebuilder(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return a function that puts other leaves into the tree of arguments."""
-    _, tree = tree_flatten(_opened((args, dict(kwargs))))
+    _, tree = tree_flatten(_open((args, dict(kwargs))))
 
-    def rebuilt(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = _closed(tree_unflatten(values, tree))
+    def rebuild(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = _close(tree_unflatten(values, tree))
         return arguments
 
-    return rebuilt
+    return rebuild
 
 
 @dataclass
@@ -72,12 +72,13 @@ class Numbers:
     paths: set[str] = field(default_factory=set)
     #: Numbers that Python reads, as in ``if number > 0`` or ``range(number)``, so each value has a graph of its own.
     read: set[int | str] = field(default_factory=set)
-    _first: dict[int, Any] = field(default_factory=dict)
+    #: The first value of each number among the leaves, by position.
+    _first: dict[int, object] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.positions or self.paths)
 
-    def notice(self, values: Sequence[Any]) -> bool:
+    def notice(self, values: Sequence[object]) -> bool:
         """Return whether leaves have a number with a second value, which is an input from now on."""
         before = len(self.positions)
         for position, value in enumerate(values):
@@ -104,17 +105,17 @@ class Numbers:
         self.give_up([*self.positions, *self.paths])
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Return whether a value is a Python number that can be an input of a graph."""
     return type(value) in (int, float)
 
 
-def as_tensor_of(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def as_tensor_of(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a number as a 0-d tensor, which does not change the dtype of results."""
     return torch.tensor(value, dtype=dtype if type(value) is float else None, device=device)
 
 
-def description(value: Any) -> Hashable:
+def description(value: object) -> Hashable:
     """Return what decides on a graph about a leaf.
 
     :raises UncapturableError: if no graph can take it.
@@ -128,7 +129,7 @@ def description(value: Any) -> Hashable:
             raise UncapturableError(
                 f"an argument of shape {tuple(value.shape)} is sparse, which a graph cannot take"
             )
-        return described(value)
+        return metadata_of(value)
     if isinstance(value, COMPARED):
         return type(value), value
     if isinstance(value, slice):
@@ -141,7 +142,7 @@ def description(value: Any) -> Hashable:
     )
 
 
-def descriptions(values: Sequence[Any], positions: Collection[int]) -> tuple[Hashable, ...]:
+def descriptions(values: Sequence[object], positions: Collection[int]) -> tuple[Hashable, ...]:
     """Return what decides on a graph about leaves, with numbers at some positions as its inputs."""
     if not positions:
         return tuple(map(description, values))
@@ -152,7 +153,7 @@ def descriptions(values: Sequence[Any], positions: Collection[int]) -> tuple[Has
     return tuple(found)
 
 
-def kinds(values: Sequence[Any]) -> tuple[Hashable, ...]:
+def kinds(values: Sequence[object]) -> tuple[Hashable, ...]:
     """Return what decides on whether a program can be recorded: not the shapes of tensors and the values of numbers."""
     found: list[Hashable] = []
     for value in values:
@@ -163,31 +164,31 @@ def kinds(values: Sequence[Any]) -> tuple[Hashable, ...]:
     return tuple(found)
 
 
-def has_nan(values: Sequence[Any]) -> bool:
+def has_nan(values: Sequence[object]) -> bool:
     """Return whether a Python number is NaN, which differs from itself."""
     return any(type(value) is float and math.isnan(value) for value in values)
 
 
-def _opened(tree: Any) -> Any:
-    """Replace the dataclasses in a tree."""
+def _open(tree: object) -> Any:
+    """Replace the dataclasses in a tree by :class:`Opened` ones."""
 
-    def replaced(value: Any) -> Any:
+    def open_leaf(value: object) -> object:
         if not is_dataclass(value) or isinstance(value, type):
             return value
-        return Opened(type(value), {f.name: _opened(getattr(value, f.name)) for f in fields(value)})
+        return Opened(type(value), {f.name: _open(getattr(value, f.name)) for f in fields(value)})
 
-    return tree_map(replaced, tree)
+    return tree_map(open_leaf, tree)
 
 
-def _closed(tree: Any) -> Any:
+def _close(tree: object) -> Any:
     """Put the dataclasses back."""
 
-    def replaced(value: Any) -> Any:
+    def close_leaf(value: object) -> object:
         if not isinstance(value, Opened):
             return value
-        made: Any = object.__new__(value.kind)
+        made: object = object.__new__(value.kind)
         for name, entry in value.fields.items():
-            object.__setattr__(made, name, _closed(entry))
+            object.__setattr__(made, name, _close(entry))
         return made
 
-    return tree_map(replaced, tree, is_leaf=lambda value: isinstance(value, Opened))
+    return tree_map(close_leaf, tree, is_leaf=lambda value: isinstance(value, Opened))

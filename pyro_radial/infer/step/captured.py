@@ -22,8 +22,8 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
 from pyro_radial.infer.step.arguments import Leaves
-from pyro_radial.infer.step.compiled import GraphFunction
-from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation
+from pyro_radial.infer.step.inductor import GraphFunction
+from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluation
 from pyro_radial.infer.step.recording import Recording
 
 # Steps before a capture, which make the optimizer's state and load kernels.
@@ -38,14 +38,14 @@ class CaptureError(RuntimeError):
     """A device cannot capture a step, which has not been taken."""
 
 
-Body = Callable[[], Evaluation]
+Body = Callable[[], LossEvaluation]
 
 
 class Device(ABC):
     """Something that captures a function on tensors, and replays it on what is in the same memory then."""
 
     @abstractmethod
-    def warm_up(self, body: Body) -> Evaluation:
+    def warm_up(self, body: Body) -> LossEvaluation:
         """Run a function as it will be captured."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class CudaGraphs(Device):
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
-    def warm_up(self, body: Body) -> Evaluation:
+    def warm_up(self, body: Body) -> LossEvaluation:
         """Run a function on another stream, as a capture does."""
         now = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(now)
@@ -81,7 +81,7 @@ class CudaGraphs(Device):
             raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
         self._pool = graph.pool()
 
-        def replay() -> Evaluation:
+        def replay() -> LossEvaluation:
             graph.replay()
             return result
 
@@ -108,21 +108,24 @@ class Captured:
         optimizer: Optimizer,
         device: Device,
     ) -> None:
-        self._recording, self._code, self._device = recording, code, device
+        self._recording = recording
+        self._code = code
+        self._device = device
         self._optimizer = optimizer
         self._outside = call.outside
         self._inputs: list[Tensor] = []
         self._owned: list[bool] = []
         self._numbers: list[Any] = []
         self._replay: Body | None = None
-        self._warm_ups = self.captures = 0
+        self._warm_ups = 0
+        self.captures = 0
         # What the graph fixes, and the tensors of the optimizer's state that it changes, by their places.
-        self._fixed: Any = None
+        self._fixed: object = None
         self._held: list[Tensor] = []
         self._holders: list[dict[str, Any]] = []
         self._names: list[str] = []
         own = optimizer.others if isinstance(optimizer, GraphOptimizer) else optimizer
-        self._rates = None if own is None else Rates(own)
+        self._rates = None if own is None else RateTensors(own)
         #: Why the optimizer takes its step after the graph; None if the graph takes it.
         self.outside_because = self._reason()
 
@@ -130,11 +133,12 @@ class Captured:
         """Return whether the graph takes the steps of a call's optimizer."""
         return call.optimizer is self._optimizer
 
-    def __call__(self, call: Call, leaves: Leaves) -> Evaluation:
+    def __call__(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Take a step on the leaves of the arguments."""
         self._write(call, leaves)
         if self._replay is not None and not self._holds(call):
-            self._replay, self._warm_ups = None, 0
+            self._replay = None
+            self._warm_ups = 0
             self.outside_because = self._reason()
         if self._replay is not None:
             found = self._replay()
@@ -151,7 +155,7 @@ class Captured:
             self._hold_state()
             self._fixed = self._fixed_now(call)
             found = self._replay()
-        return self._recording.evaluation(call, _own_results(found), CAPTURED)
+        return self._recording.evaluation(call, _copy_results(found), CAPTURED)
 
     def _reason(self) -> str | None:
         """Return why the optimizer's step cannot be in the graph."""
@@ -162,12 +166,12 @@ class Captured:
                 return f"a hook changes the gradient of {name}"
         return None if self._rates is None else self._rates.not_capturable_because()
 
-    def _body(self, call: Call) -> Evaluation:
+    def _body(self, call: Call) -> LossEvaluation:
         """Run what the graph does."""
         recording = self._recording
         with torch.no_grad():
             tensors = self._code(*recording.constant_tensors(), *self._inputs)
-            found: Evaluation = recording.graph.result(tensors)
+            found: LossEvaluation = recording.graph.result(tensors)
             if call.stopped is not None:
                 torch.maximum(call.stopped, found.broken, out=call.stopped)
         natural = isinstance(self._optimizer, GraphOptimizer)
@@ -180,7 +184,8 @@ class Captured:
 
     def _write(self, call: Call, leaves: Leaves) -> None:
         """Write what changes from step to step to where the graph reads it."""
-        tensors, numbers = leaves.tensors(), self._recording.numbers(call, leaves)
+        tensors = leaves.tensors()
+        numbers = self._recording.numbers(call, leaves)
         if not self._inputs:
             self._inputs = self._recording.inputs(call, leaves)
             self._owned = [False] * len(tensors)
@@ -208,30 +213,35 @@ class Captured:
 
     def _hold_state(self) -> None:
         """Note the tensors of the optimizer's state, which the graph changes."""
-        self._held, self._holders, self._names = [], [], []
-        states = self._optimizer.state.values() if self.outside_because is None else ()
-        for state in states:
+        self._held.clear()
+        self._holders.clear()
+        self._names.clear()
+        if self.outside_because is not None:
+            return
+        for state in self._optimizer.state.values():
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     self._held.append(value)
                     self._holders.append(state)
                     self._names.append(name)
 
-    def _fixed_now(self, call: Call) -> Any:
+    def _fixed_now(self, call: Call) -> tuple[object, ...]:
         """Return what the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
         places = addresses([*self._recording.constant_tensors(), *self._inputs, *self._held])
         hooks = any(map(post_accumulate_hooks, self._recording.parameters().values()))
         if self.outside_because is not None:
             return places, hooks, call.stopped is None
-        settings: list[Any] = []
+        settings: list[object] = []
         for group in self._optimizer.param_groups:
-            settings += [value for key, value in group.items() if key not in CHANGING]
+            for key, value in group.items():
+                if key not in CHANGING:
+                    settings.append(value)
         # A loaded state is another dict.
         fixed = id(self._optimizer.state), has_step_hooks(self._optimizer), settings
         return places, hooks, call.stopped is None, fixed
 
 
-class Rates:
+class RateTensors:
     """The learning rates of an optimizer as tensors, so that a graph of its step can read them."""
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -241,10 +251,10 @@ class Rates:
 
     def not_capturable_because(self) -> str | None:
         """Return why a graph cannot take a step of the optimizer."""
-        optimizer, name = self._optimizer, type(self._optimizer).__name__
-        if has_step_hooks(optimizer):
+        name = type(self._optimizer).__name__
+        if has_step_hooks(self._optimizer):
             return f"{name} has hooks at its steps"
-        if not steps_stop(optimizer):
+        if not steps_stop(self._optimizer):
             return f"{name} has no fused step; make it with fused=True, or use torch.optim.Adam, AdamW or SGD"
         return None
 
@@ -252,8 +262,7 @@ class Rates:
         """Write the present rates to the tensors."""
         groups = self._optimizer.param_groups
         if len(self._tensors) != len(groups):
-            devices = [group["params"][0].device for group in groups]
-            self._tensors = [torch.empty((), device=device) for device in devices]
+            self._tensors = [torch.empty((), device=group["params"][0].device) for group in groups]
             self._written = [float("nan")] * len(groups)
         for place, group in enumerate(groups):
             if group["lr"] != self._written[place]:
@@ -298,7 +307,7 @@ class Rates:
                     group["capturable"] = capturable
 
 
-def _own_results(found: Evaluation) -> Evaluation:
+def _copy_results(found: LossEvaluation) -> LossEvaluation:
     """Return what the graph gave, with the numbers that are handed on in memory of their own."""
     summary = None if found.summary is None else found.summary.clone()
     return found._replace(loss=found.loss.clone(), summary=summary)

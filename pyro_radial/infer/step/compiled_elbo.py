@@ -3,7 +3,7 @@
 
 """An ELBO whose values and gradients come from compiled graphs, for loops of any kind."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pyro_radial._pyro.checks import check_flag, check_types, positive_count
+from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.optim.joint import add_gradients
-from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation, has_terms
-from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.loss_evaluation import (
+    AS_IT_IS,
+    Call,
+    LossEvaluation,
+    has_terms,
+    scale_gradients,
+)
+from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.step.loss_value import Loss, as_number
 from pyro_radial.infer.step.step import keep_terms
 
@@ -70,7 +77,7 @@ class CompiledELBO:
         self.compiled_loss = loss
         #: The graphs.
         self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
-        self._latest: Evaluation | None = None
+        self._latest: LossEvaluation | None = None
 
     def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
         """Make a module with the parameters of a model and a guide; calling it gives the differentiable loss."""
@@ -91,18 +98,18 @@ class CompiledELBO:
         """Why programs ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
         return [*self.graphs.eager_because, *self.graphs.uncaptured_because]
 
-    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
+    def loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss without gradients."""
         call = call_of(self.compiled_loss, model, guide, args, kwargs)
         return as_number(self._evaluate(call._replace(gradients=False)).loss)
 
-    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
+    def loss_and_grads(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss and add its gradients to those of the parameters. The loss is not checked."""
         evaluation = self._evaluate(call_of(self.compiled_loss, model, guide, args, kwargs))
         add_gradients(evaluation.with_gradients())
         return as_number(evaluation.loss)
 
-    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def differentiable_loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Tensor:
         """Estimate the loss as a tensor with a gradient. The loss is not checked."""
         call = call_of(self.compiled_loss, model, guide, args, kwargs)
         evaluation = self._evaluate(call._replace(attached=True))
@@ -112,14 +119,14 @@ class CompiledELBO:
         loss: Tensor = _WithGradients.apply(evaluation.loss, evaluation.gradients, *parameters)
         return loss
 
-    def _evaluate(self, call: Call) -> Evaluation:
+    def _evaluate(self, call: Call) -> LossEvaluation:
         self._latest = self.graphs(call)
         keep_terms(call, self._latest)
         return self._latest
 
 
 def call_of(
-    loss: Any, model: Callable[..., Any], guide: Callable[..., Any], args: Any, kwargs: Any
+    loss: Any, model: Model, guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Call:
     """Return what to evaluate of a loss; without gradients under ``torch.no_grad``, as in ``SVI``."""
     call = Call(loss, model, guide, args, kwargs, gradients=torch.is_grad_enabled())
@@ -139,5 +146,4 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> Any:
-        found = [None if own is None else own * by_loss for own in ctx.gradients]
-        return None, None, *found
+        return None, None, *scale_gradients(ctx.gradients, by_loss)

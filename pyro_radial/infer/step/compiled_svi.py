@@ -13,9 +13,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import check_types, optional, positive_count
-from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients, trained_by
+from pyro_radial._pyro.types import Guide, Model
+from pyro_radial.infer.optim.joint import (
+    GraphOptimizer,
+    JointOptimizer,
+    add_gradients,
+    optimizer_parameters,
+)
 from pyro_radial.infer.step.compiled_elbo import CompiledELBO, call_of
-from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation
+from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, Call, LossEvaluation
 from pyro_radial.infer.step.loss_value import Loss, as_number
 from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
 from pyro_radial.infer.step.recording import check_observations
@@ -72,8 +78,8 @@ class CompiledSVI:
 
     def __init__(
         self,
-        model: Callable[..., Any],
-        guide: Callable[..., Any],
+        model: Model,
+        guide: Guide,
         optim: PyroOptim | Optimizer | Callable[[list[Tensor]], Optimizer],
         loss: Any,
         loss_and_grads: Callable[..., Any] | None = None,
@@ -86,16 +92,21 @@ class CompiledSVI:
         check_types(Callable, model=model, guide=guide)
         check_types(Callable | None, loss_and_grads=loss_and_grads)
         elbo = CompiledELBO(loss, compile=compile, max_signatures=max_signatures, options=options)
-        self.model, self.guide, self.optim, self.loss = model, guide, optim, loss
+        self.model = model
+        self.guide = guide
+        self.optim = optim
+        self.loss = loss
         self._loss_and_grads = loss_and_grads
         #: The graphs.
         self.graphs = elbo.graphs
-        self._joint, self._joint_of = JointOptimizer(optim), optim
+        # The optimizer of all parameters, and the setting that it was made from, which a user may replace.
+        self._joint = JointOptimizer(optim)
+        self._joint_of = optim
         self._check = FiniteCheck(
             optional(positive_count, "check_every", check_every), self._not_finite
         )
         self._steps = 0
-        self._latest: Evaluation | None = None
+        self._latest: LossEvaluation | None = None
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -129,7 +140,8 @@ class CompiledSVI:
         """
         if self.optim is not self._joint_of:
             self._joint.forget_gradients()
-            self._joint, self._joint_of = JointOptimizer(self.optim), self.optim
+            self._joint = JointOptimizer(self.optim)
+            self._joint_of = self.optim
         self._joint.start(self.model, self.guide, args, kwargs)
         optimizer = self._joint.optimizer
         mover = optimizer if isinstance(optimizer, GraphOptimizer) else None
@@ -145,7 +157,7 @@ class CompiledSVI:
         call = self._call(self.model, self.guide, args, kwargs)
         return as_number(self._evaluate(call._replace(gradients=False)).loss)
 
-    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
+    def loss_and_grads(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss and add its gradients to those of the parameters, for a loop of your own.
 
         The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
@@ -154,7 +166,9 @@ class CompiledSVI:
         add_gradients(evaluation.with_gradients())
         return as_number(evaluation.loss)
 
-    def _call(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Call:
+    def _call(
+        self, model: Model, guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Call:
         """Return what to evaluate, for the present loss."""
         loss = self.loss
         if self._loss_and_grads is not None:
@@ -162,11 +176,10 @@ class CompiledSVI:
         call = call_of(loss, model, guide, args, kwargs)
         if not isinstance(self.optim, Optimizer):
             return call
-        return call._replace(
-            also={str(n): parameter for n, parameter in enumerate(trained_by(self.optim))}
-        )
+        trained = optimizer_parameters(self.optim)
+        return call._replace(also={str(n): parameter for n, parameter in enumerate(trained)})
 
-    def _evaluate(self, call: Call) -> Evaluation:
+    def _evaluate(self, call: Call) -> LossEvaluation:
         self._latest = self.graphs(call)
         keep_terms(call, self._latest)
         return self._latest
@@ -175,12 +188,12 @@ class CompiledSVI:
         """Return the error for the first of these steps with a loss that was not finite, found by repeating them."""
         parameters = {} if self._latest is None else self._latest.parameters
         for number, step in enumerate(steps, self._steps + 1 - len(steps)):
-            if found := _parts(step, parameters):
+            if found := _find_not_finite(step, parameters):
                 return not_finite_error(found, number)
         return not_finite_error(["the loss"], self._steps)
 
 
-def _parts(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
+def _find_not_finite(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return what is not finite in a step, by name."""
     with torch.random.fork_rng():
         for call in step.calls:

@@ -55,21 +55,24 @@ class DeviceLoss:
         return round(float(self), digits)
 
 
-def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls a function on the floats of losses."""
+
     def method(*operands: Any) -> Any:
         return function(*(float(x) if isinstance(x, DeviceLoss) else x for x in operands))
 
     return method
 
 
-def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
+def _reflect(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls a function with the loss as its second argument."""
     return lambda own, other: function(other, float(own))
 
 
 for _name in OPERATIONS:
-    setattr(DeviceLoss, f"__{_name}__", _of_floats(getattr(operator, _name)))
+    setattr(DeviceLoss, f"__{_name}__", _on_floats(getattr(operator, _name)))
 for _name in REFLECTED:
-    setattr(DeviceLoss, f"__r{_name}__", _reflected(getattr(operator, _name)))
+    setattr(DeviceLoss, f"__r{_name}__", _reflect(getattr(operator, _name)))
 Real.register(DeviceLoss)
 
 Loss = float | DeviceLoss | tuple[float | DeviceLoss, ...]

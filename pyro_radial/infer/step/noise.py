@@ -4,7 +4,6 @@
 """Random numbers taken out of a graph: they are drawn first, and then are inputs of what is left."""
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,11 +55,15 @@ def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
     """
     module = copy.deepcopy(module)
     nodes = [node for node in module.graph.nodes if _is_random(node)]
-    sources = [_source(node) for node in nodes]
-    if not nodes or any(source is None for source in sources):
+    sources: list[Source] = []
+    for node in nodes:
+        source = _source(node)
+        if source is None:
+            return list, module
+        sources.append(source)
+    if not sources:
         return list, module
-    known = [source for source in sources if source is not None]
-    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    last = module.graph.find_nodes(op="placeholder")[-1]
     for number, node in reversed(list(enumerate(nodes))):
         with module.graph.inserting_after(last):
             noise = module.graph.placeholder(f"noise_{number}")
@@ -71,16 +74,16 @@ def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
-    on_host = all(source.device.type == "cpu" for source in known)
-    return partial(_one_by_one if on_host else _together, known), module
+    on_host = all(source.device.type == "cpu" for source in sources)
+    return partial(_draw_one_by_one if on_host else _draw_together, sources), module
 
 
-def _one_by_one(sources: Sequence[Source]) -> list[Tensor]:
+def _draw_one_by_one(sources: Sequence[Source]) -> list[Tensor]:
     return [source.draw() for source in sources]
 
 
-def _together(sources: Sequence[Source]) -> list[Tensor]:
-    """Draw what is alike at once."""
+def _draw_together(sources: Sequence[Source]) -> list[Tensor]:
+    """Draw at once what has one distribution, dtype and device."""
     found: dict[int, Tensor] = {}
     groups: dict[Any, list[int]] = {}
     for number, source in enumerate(sources):
@@ -89,11 +92,11 @@ def _together(sources: Sequence[Source]) -> list[Tensor]:
         else:
             groups.setdefault((source.standard, source.dtype, source.device), []).append(number)
     for (function, dtype, device), members in groups.items():
-        sizes = [math.prod(sources[number].shape) for number in members]
-        padded = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        padded = [-(-sources[number].shape.numel() // ALIGNED) * ALIGNED for number in members]
         slices = function(sum(padded), dtype=dtype, device=device).split(padded)
-        for number, size, piece in zip(members, sizes, slices, strict=True):
-            found[number] = piece[:size].view(sources[number].shape)
+        for number, piece in zip(members, slices, strict=True):
+            shape = sources[number].shape
+            found[number] = piece[: shape.numel()].view(shape)
     return [found[number] for number in range(len(sources))]
 
 
@@ -106,18 +109,16 @@ def _is_random(node: Node) -> bool:
 def _source(node: Node) -> Source | None:
     """Return what a node draws, or None if that depends on values."""
     target: Any = node.target
-    args, kwargs = (
-        node.args,
-        {name: value for name, value in node.kwargs.items() if name != "generator"},
-    )
-    if node.kwargs.get("generator") is not None:
+    args = node.args
+    kwargs = dict(node.kwargs)
+    if kwargs.pop("generator", None) is not None:
         return None
     if target is aten.native_dropout.default:
         x, share, train = args
         if not train or not isinstance(x, Node):
             return None
         value = x.meta["val"]
-        draw = partial(_kept_places, value.shape, float(share), value.device)  # type: ignore[arg-type]
+        draw = partial(_draw_kept_places, value.shape, float(share), value.device)  # type: ignore[arg-type]
         return Source(draw, None, value.shape, torch.bool, value.device)
     value = node.meta["val"]
     if not isinstance(value, Tensor):
@@ -125,23 +126,22 @@ def _source(node: Node) -> Source | None:
     if target in FILLING:
         if not _is_empty(args[0]):
             return None
-        draw = partial(_filled, target, value, args[1:], kwargs)
+        draw = partial(_draw_into_memory, target, value, args[1:], kwargs)
     elif target in LIKE:
-        draw = partial(_filled, target, value, (), {})
+        draw = partial(_draw_into_memory, target, value, (), {})
     elif node.all_input_nodes:
         return None
     else:
         draw = partial(target, *args, **kwargs)
-    contiguous = value.is_contiguous()
-    normal, uniform = (
-        target in STANDARD_NORMAL and contiguous,
-        target in STANDARD_UNIFORM and contiguous,
-    )
-    standard = torch.randn if normal else torch.rand if uniform else None
+    standard = None
+    if target in STANDARD_NORMAL and value.is_contiguous():
+        standard = torch.randn
+    elif target in STANDARD_UNIFORM and value.is_contiguous():
+        standard = torch.rand
     return Source(draw, standard, value.shape, value.dtype, value.device)
 
 
-def _is_empty(node: Any) -> bool:
+def _is_empty(node: object) -> bool:
     """Return whether a node is memory that nothing else reads."""
     while isinstance(node, Node) and len(node.users) == 1:
         if node.target in EMPTY:
@@ -150,14 +150,16 @@ def _is_empty(node: Any) -> bool:
     return False
 
 
-def _filled(target: Any, like: Tensor, args: Any, kwargs: Any) -> Tensor:
+def _draw_into_memory(
+    target: Callable[..., Tensor], like: Tensor, args: Sequence[object], kwargs: dict[str, Any]
+) -> Tensor:
     """Return what an operation draws into new memory of the same kind."""
     memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    result: Tensor = target(memory, *args, **kwargs)
-    return result
+    return target(memory, *args, **kwargs)
 
 
-def _kept_places(shape: torch.Size, share: float, device: torch.device) -> Tensor:
+def _draw_kept_places(shape: torch.Size, share: float, device: torch.device) -> Tensor:
+    """Draw the places that a dropout keeps."""
     return torch.rand(shape, device=device) >= share
 
 

@@ -3,7 +3,7 @@
 
 """Where in a Pyro program a NaN or infinity comes from, by name."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyro
@@ -13,6 +13,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial._pyro.random_numbers import TorchNoise
+from pyro_radial._pyro.types import Guide, Model, Node
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
@@ -27,8 +28,8 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
 
 def not_finite_parts(
     loss: ELBO,
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
+    model: Model,
+    guide: Guide,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     parameters: Mapping[str, Tensor],
@@ -43,10 +44,11 @@ def not_finite_parts(
     noise = TorchNoise.now()
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        latent = dict[str, Any](guide_trace.iter_stochastic_nodes())
-        draw = first_not_finite(
-            (name, site["value"]) for name, site in latent.items() if is_drawn(site)
-        )
+        draws: dict[str, Tensor] = {}
+        for name, node in dict[str, Node](guide_trace.iter_stochastic_nodes()).items():
+            if is_drawn(node):
+                draws[name] = node["value"]
+        draw = first_not_finite(draws.items())
         if draw is not None:
             return [f"a draw of site '{draw}'"]
         if isinstance(loss, TermsELBO):
@@ -57,10 +59,11 @@ def not_finite_parts(
             *args, **kwargs
         )
         model_trace.compute_log_prob()
-        sites = (
-            (name, site) for name, site in model_trace.nodes.items() if site["type"] == "sample"
-        )
-        site = first_not_finite((name, site["log_prob"]) for name, site in sites if is_drawn(site))
+        densities: dict[str, Tensor] = {}
+        for name, node in dict[str, Node](model_trace.nodes).items():
+            if node["type"] == "sample" and is_drawn(node):
+                densities[name] = node["log_prob"]
+        site = first_not_finite(densities.items())
         return [] if site is None else [f"log-density of site '{site}'"]
 
 

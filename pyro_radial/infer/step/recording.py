@@ -20,7 +20,7 @@ from pyro.distributions import Delta
 from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
-from torch.distributions.constraints import integer_interval, real
+from torch.distributions.constraints import Constraint, integer_interval, real
 
 from pyro_radial._pyro.compat import (
     ReplaceFunctions,
@@ -28,6 +28,7 @@ from pyro_radial._pyro.compat import (
     stored_parameters,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
+from pyro_radial._pyro.types import Guide, Message, Model, Node
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, entropies
 from pyro_radial.infer.step.arguments import (
@@ -37,69 +38,88 @@ from pyro_radial.infer.step.arguments import (
     is_number,
     rebuilder,
 )
-from pyro_radial.infer.step.evaluate import Call, Evaluation, evaluate
-from pyro_radial.infer.step.graph import (
-    ChangedTensors,
-    Graph,
-    put_back,
-    put_buffers_back,
-    record,
-    replaced_buffers,
-    restored,
+from pyro_radial.infer.step.loss_evaluation import (
+    Call,
+    LossEvaluation,
+    evaluate_loss,
+    scale_gradients,
 )
-from pyro_radial.infer.step.state import (
+from pyro_radial.infer.step.program_state import (
     Code,
     Place,
     State,
     UncapturableError,
-    described,
     is_library,
     line,
+    metadata_of,
+)
+from pyro_radial.infer.step.tensor_graph import (
+    ChangedTensors,
+    Graph,
+    note_replaced_buffers,
+    put_back,
+    put_buffers_back,
+    record,
+    restore_after,
 )
 from pyro_radial.nn.modules import device_of, dtype_of
 
 #: Raises an error if an evaluation is wrong.
-Check = Callable[[Evaluation], None]
+Check = Callable[[LossEvaluation], None]
 
 # Entries of the terms of a loss that are no tensors of the graph.
 HOST_TERMS = ("kl_weight", "entropies")
 
 
-class Inputs(Messenger):
+class RecordingHandler(Messenger):
     """The outermost handler: scales such as N / B become 0-d tensors, which are inputs of the graph.
 
     A graph has no checks of Pyro's. It makes the scale of an observation outside of its support NaN.
+
+    :param scales: the 0-d tensor for each scale.
+    :param checked: the names of the sites with observations to check.
     """
 
     def __init__(self, scales: Mapping[float, Tensor], checked: Collection[str] = ()) -> None:
         super().__init__()
-        self.scales, self.checked = scales, checked
+        self.scales = scales
+        self.checked = checked
+        #: The scales that it has met.
         self.seen: list[float] = []
+        #: The names of observed sites that Pyro would check.
         self.observed: set[str] = set()
-        self.densities: dict[str, Any] = {}  # of the guide's Deltas
+        #: The log-densities of the guide's Deltas by site.
+        self.densities: dict[str, Any] = {}
 
-    def _pyro_sample(self, msg: Any) -> None:
-        scale, value = msg["scale"], msg["value"]
+    def _pyro_sample(self, msg: Message) -> None:
+        scale = msg["scale"]
         if isinstance(scale, int | float) and scale not in (0, 1):
             self.seen.append(scale)
             msg["scale"] = self.scales.get(scale, scale)
-        if isinstance(leaf(msg["fn"]), Delta) and not (msg["done"] or msg["is_observed"]):
-            self.densities[msg["name"]] = leaf(msg["fn"]).log_density
-        support = checked_support(msg)
-        if support is not None and msg["name"] in self.checked:
-            # The remainder in checks of counts takes half as long as their likelihood.
-            with ReplaceFunctions({Tensor.remainder: lambda number, _: number - number.floor()}):
-                allowed = support.check(value)
-            msg["scale"] = torch.where(allowed.all(), msg["scale"], math.nan)
-            # The number of a class must not leave a table.
-            msg["value"] = (
-                torch.where(allowed, value, 0) if isinstance(support, integer_interval) else value
-            )
-        elif support is not None and getattr(leaf(msg["fn"]), "_validate_args", False):
+        distribution = leaf(msg["fn"])
+        if isinstance(distribution, Delta) and not (msg["done"] or msg["is_observed"]):
+            self.densities[msg["name"]] = distribution.log_density
+        support = support_to_check(msg)
+        if support is None:
+            return
+        if msg["name"] in self.checked:
+            _check_in_graph(msg, support)
+        elif getattr(distribution, "_validate_args", False):
             self.observed.add(msg["name"])
 
 
-def checked_support(site: Mapping[str, Any]) -> Any:
+def _check_in_graph(msg: Message, support: Constraint) -> None:
+    """Make the scale NaN if an observed value is outside of its support, by operations that a graph can record."""
+    # The remainder in checks of counts takes half as long as their likelihood.
+    with ReplaceFunctions({Tensor.remainder: lambda number, _: number - number.floor()}):
+        allowed = support.check(msg["value"])
+    msg["scale"] = torch.where(allowed.all(), msg["scale"], math.nan)
+    if isinstance(support, integer_interval):
+        # The number of a class must not leave a table.
+        msg["value"] = torch.where(allowed, msg["value"], 0)
+
+
+def support_to_check(site: Node) -> Constraint | None:
     """Return the support of an observed tensor, if a check of it can fail and costs little, else None."""
     if site["is_observed"] and isinstance(site["value"], Tensor):
         with suppress(NotImplementedError):
@@ -109,23 +129,26 @@ def checked_support(site: Mapping[str, Any]) -> Any:
     return None
 
 
-def check_observations(model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+def check_observations(
+    model: Model, guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
     """Raise a ``ValueError`` that names the site of an observation outside of its support, which a graph does not."""
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
-    for name, site in dict[str, Any](trace.nodes).items():
-        support = checked_support(site) if site["type"] == "sample" else None
-        if support is not None:
-            allowed = support.check(site["value"])[(..., *(None,) * support.event_dim)]
-            values, allowed = torch.broadcast_tensors(site["value"], allowed)
-            for outside in values[~allowed][:1].tolist():
-                raise ValueError(
-                    f"site {name!r} must have observations within the support {support}, got {outside}"
-                )
+    for name, site in dict[str, Node](trace.nodes).items():
+        support = support_to_check(site) if site["type"] == "sample" else None
+        if support is None:
+            continue
+        allowed = support.check(site["value"])[(..., *(None,) * support.event_dim)]
+        values, allowed = torch.broadcast_tensors(site["value"], allowed)
+        for outside in values[~allowed][:1].tolist():
+            raise ValueError(
+                f"site {name!r} must have observations within the support {support}, got {outside}"
+            )
 
 
-# The weight of the KL is an input of the graph.
+# Paths of state that a graph need not compare: the weight of the KL is one of its inputs.
 UNREAD = ("loss.step", "loss.kl_weight")
 
 
@@ -133,18 +156,22 @@ UNREAD = ("loss.step", "loss.kl_weight")
 class Recording:
     """A recorded program, with the state that it read, and the numbers of its parameters in the state's tensors.
 
-    The graph is one of its constants, the weight of the KL, other numbers, and the tensors among the arguments.
+    The graph takes its constants, the weight of the KL, other numbers, and the tensors among the arguments.
     """
 
     graph: Graph
     state: State
-    #: The positions of numbers among the leaves of the arguments, and their places in the state with their types.
+    #: The positions of numbers among the leaves of the arguments.
     positions: Sequence[int]
+    #: The places of numbers in the state, with their types.
     places: Sequence[tuple[Place, type]]
     device: torch.device
     dtype: torch.dtype
+    #: Pyro's dict of parameters while the program was recorded.
     stored: Mapping[str, Tensor]
+    #: The place of each parameter in the state's tensors, by name.
     named: dict[str, int]
+    #: The place of each constant in the state's tensors, or the constant itself.
     constants: list[int | Tensor]
     #: Where the program keeps the values of parameters, and their names.
     kept: Sequence[tuple[Place, str]] = ()
@@ -166,18 +193,26 @@ class Recording:
         return self._constant_tensors
 
     def _find_tensors(self) -> None:
+        """Look up the parameters and the constants, unless the state's tensors are those of the last time."""
         tensors = self.state.tensors
-        if tensors is not self._made_from:
-            self._made_from = tensors
-            self._parameters = {name: tensors[number] for name, number in self.named.items()}
-            self._constant_tensors = [
-                tensors[place] if isinstance(place, int) else place for place in self.constants
-            ]
+        if tensors is self._made_from:
+            return
+        self._made_from = tensors
+        self._parameters = {name: tensors[place] for name, place in self.named.items()}
+        self._constant_tensors = []
+        for constant in self.constants:
+            if isinstance(constant, int):
+                constant = tensors[constant]
+            self._constant_tensors.append(constant)
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """Return the weight of the KL and the other numbers of a call."""
-        given = [leaves.values[position] for position in self.positions]
-        return [float(call.weight), *given, *(place.now() for place, _ in self.places)]
+        found: list[Any] = [float(call.weight)]
+        for position in self.positions:
+            found.append(leaves.values[position])
+        for place, _ in self.places:
+            found.append(place.now())
+        return found
 
     def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
         """Return the inputs of the graph, besides its constants."""
@@ -186,30 +221,35 @@ class Recording:
         return [torch.full((), weight, device=self.device), *numbers, *leaves.tensors()]
 
     def holds(self, leaves: Leaves) -> bool:
-        """Whether the program and the shapes of its tensors are unchanged, and what it reads of its arguments."""
+        """Return whether the program, the shapes of its tensors, and what it reads of its arguments are unchanged."""
         if stored_parameters() is not self.stored or not self.state.holds():
             return False
-        same_types = all(type(place.now()) is kind for place, kind in self.places)
-        return same_types and self._guards_hold(leaves)
+        for place, kind in self.places:
+            if type(place.now()) is not kind:
+                return False
+        return self._guards_hold(leaves)
 
     def _guards_hold(self, leaves: Leaves) -> bool:
         """Return whether what it reads of its arguments is unchanged; the same arguments are not looked at again."""
         if self.graph.guards is None:
             return True
         tensors = leaves.tensors()
-        same = [
-            t is own and t._version == v
-            for t, (own, v) in zip(tensors, self._guarded, strict=False)
-        ]
-        if self._guarded and all(same):
+        if self._was_guarded(tensors):
             return True
         if not self.graph.guards.hold(tensors):
             return False
         self._guarded = [(tensor, tensor._version) for tensor in tensors]
         return True
 
-    def evaluation(self, call: Call, found: Evaluation, way: str) -> Evaluation:
-        """What the program would give if its graph has given ``found``; it also leaves what the program leaves."""
+    def _was_guarded(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether the guards held for these tensors, and nothing has written into them since."""
+        for tensor, (known, version) in zip(tensors, self._guarded, strict=False):
+            if tensor is not known or tensor._version != version:
+                return False
+        return bool(self._guarded)
+
+    def evaluation(self, call: Call, found: LossEvaluation, way: str) -> LossEvaluation:
+        """Return what the program would give if its graph has given ``found``, and leave what the program leaves."""
         for place, name in self.kept:
             place.put(pyro.get_param_store()[name])
         terms: Any = found.terms
@@ -218,22 +258,22 @@ class Recording:
             terms = LossTerms(call.weight, entropies=own_entropies, **terms)
         gradients = found.gradients
         if call.share != 1.0:
-            gradients = tuple(
-                None if gradient is None else gradient * call.share for gradient in gradients
-            )
+            gradients = scale_gradients(gradients, call.share)
         return found._replace(
             parameters=self.parameters(), terms=terms, gradients=gradients, way=way
         )
 
 
-def guide_entropies(guide: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
+def guide_entropies(
+    guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Return the entropies of a guide's sites at its current parameters."""
     with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
     return entropies(dict(trace.iter_stochastic_nodes()))
 
 
-class Program(NamedTuple):
+class FirstRun(NamedTuple):
     """A program that has run once as usual, and what is known from that run.
 
     :param first: the scales and observations that it had.
@@ -243,7 +283,7 @@ class Program(NamedTuple):
 
     call: Call
     leaves: Leaves
-    first: Inputs
+    first: RecordingHandler
     parameters: Mapping[str, Tensor]
     changed: Sequence[Tensor]
 
@@ -265,7 +305,7 @@ class Attempt(NamedTuple):
     :param again: the code of the run, if a later run, which does less, may be recorded.
     """
 
-    evaluation: Evaluation
+    evaluation: LossEvaluation
     recording: Recording | None = None
     reason: str = ""
     again: Code | None = None
@@ -284,114 +324,129 @@ def record_program(
     :param check: a function of the run's result that raises an error if it is wrong.
     :param after: the code of an earlier run that could not be recorded.
     """
-    noise, tensors, code, first = TorchNoise.now(), ChangedTensors(), Code(), Inputs({})
-    with _garbage_kept(), replaced_buffers() as buffers, tensors, first, code.watched():
-        evaluation = evaluate(call._replace(mover=None, attached=False))
+    noise = TorchNoise.now()
+    changes = ChangedTensors()
+    code = Code()
+    first = RecordingHandler({})
+    with (
+        suspend_garbage_collection(),
+        note_replaced_buffers() as buffers,
+        changes,
+        first,
+        code.watch(),
+    ):
+        evaluation = evaluate_loss(call._replace(mover=None, attached=False))
     if check is not None:
         check(evaluation)
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
-        sites = [
-            name
-            for name, density in first.densities.items()
-            if bool(torch.as_tensor(density).any())
-        ]
-        text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
-        if sites:
-            warnings.warn(text, stacklevel=7)
-    changed = [tensor for tensor, _ in tensors.before]
-    changed += [
-        now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)
-    ]
+        _warn_of_jacobians(first.densities)
+    changed = changes.tensors()
+    for _, before, now in buffers.values():
+        if now is not before and isinstance(now, Tensor):
+            changed.append(now)
     if call.mover is not None:
         changed += call.mover.moved
-    own = Program(call, leaves, first, evaluation.parameters, changed)
+    program = FirstRun(call, leaves, first, evaluation.parameters, changed)
     try:
-        recording = _recording_with(numbers, own, code)
+        recording = _record_with_numbers(numbers, program, code)
         _check_gradients(recording, evaluation)
     except UncapturableError as error:
         if call.attached:
             noise.restore()
-            evaluation = evaluate(call)
+            evaluation = evaluate_loss(call)
         # The first run may do more than later ones, such as find a start by k-means.
         again = code if after is None and isinstance(error, UnreadableStateError) else None
         return Attempt(evaluation, reason=str(error), again=again)
     put_buffers_back(buffers)
-    put_back(tensors.before)
+    put_back(changes.before)
     noise.restore()
     # Buffers that the first run replaced are again those from before.
     recording.state.holds()
     return Attempt(evaluation, recording)
 
 
-def _recording_with(numbers: Numbers, program: Program, code: Code) -> Recording:
+def _warn_of_jacobians(densities: Mapping[str, Any]) -> None:
+    """Warn of the log-densities of a guide's Deltas, which Pyro's ELBO leaves out."""
+    sites: list[str] = []
+    for name, density in densities.items():
+        if bool(torch.as_tensor(density).any()):
+            sites.append(name)
+    if sites:
+        text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
+        warnings.warn(text, stacklevel=8)
+
+
+def _record_with_numbers(numbers: Numbers, program: FirstRun, code: Code) -> Recording:
     """Record a program with numbers as inputs, except those that Python reads."""
     while numbers:
         try:
-            return _recording(program, numbers, code)
+            return _record_twice(program, numbers, code)
         except NumbersReadError as error:
             numbers.give_up(error.args)
         except UncapturableError:
             numbers.give_up_all()
-    return _recording(program, numbers, code)
+    return _record_twice(program, numbers, code)
 
 
-def _state(program: Program, code: Code) -> State:
-    """Return the state that a program reads."""
+def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
+    """Record a program, see that a second recording is the same, and leave all as it was."""
     call = program.call
     roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
-    return State(roots, code, _holders(call, program.parameters))
-
-
-def _recording(program: Program, numbers: Numbers, code: Code) -> Recording:
-    """Record a program, and leave all as it was."""
-    call, before = program.call, _state(program, code)
+    before = State(roots, code, _holders(call, program.parameters))
     if before.refusal is not None:
         raise UnreadableStateError(before.refusal)
     values = program.leaves.values
     positions = [number for number in sorted(numbers.positions) if is_number(values[number])]
     places = [p for p in before.places if p.path in numbers.paths and is_number(p.now())]
-    graphs, ignored, noise = [], set(UNREAD), TorchNoise.now()
+    noise = TorchNoise.now()
+    ignored = set(UNREAD)
+    recorded: list[tuple[Graph, dict[str, Tensor]]] = []
+    read: list[Tensor] = []
     kept: list[tuple[Place, str]] = []
     for seed in (0, 1):
         try:
-            with seeded_elsewhere(seed), _garbage_kept(), restored(program.changed):
+            with (
+                seeded_elsewhere(seed),
+                suspend_garbage_collection(),
+                restore_after(program.changed),
+            ):
                 # A graph that holds a number itself differs from the graph of another number.
-                change = _nearby if seed else lambda number: number
-                graphs.append(_recorded(program, before, positions, places, change))
+                change = _nearby if seed else _unchanged
+                graph, parameters = _record_once(program, before, positions, places, change)
+                recorded.append((graph, parameters))
+                read += graph.constants
         finally:
             changes = before.changes(replaced=True)
-            kept = _kept_parameters(
-                before, [constant for graph, _ in graphs for constant in graph.constants]
-            )
+            kept = _kept_parameters(before, read)
             before.restore()
             noise.restore()
         harmless = {place.path for place, _ in kept}
-        for path in (path for path, users in changes if users and path not in harmless):
-            raise UncapturableError(
-                f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do; keep a tensor in a "
-                "buffer, or change it between steps"
-            )
-        ignored |= {path for path, _ in changes}
-    (graph, found), (again, _) = graphs
+        for path, is_users in changes:
+            ignored.add(path)
+            if is_users and path not in harmless:
+                raise UncapturableError(
+                    f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do; keep a tensor in a "
+                    "buffer, or change it between steps"
+                )
+    (graph, parameters), (again, _) = recorded
     _check_alike(graph, again)
-    ignored |= {place.path for place in places}
-    state = State(before.roots, code, _holders(call, found), ignored, graph.read)
-    number = {id(tensor): place for place, tensor in enumerate(state.tensors)}
-    constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
-    named = {name: number[id(value)] for name, value in found.items()}
-    device, dtype = _device(call, found.values()), dtype_of(call.guide, call.model)
-    typed = [(place, type(place.now())) for place in places]
+    typed: list[tuple[Place, type]] = []
+    for place in places:
+        ignored.add(place.path)
+        typed.append((place, type(place.now())))
+    state = State(roots, code, _holders(call, parameters), ignored, graph.read)
+    numbered = {id(tensor): number for number, tensor in enumerate(state.tensors)}
     return Recording(
         graph,
         state,
         positions,
         typed,
-        device,
-        dtype,
-        stored_parameters(),
-        named,
-        constants,
-        kept,
+        device=_device(call, parameters.values()),
+        dtype=dtype_of(call.guide, call.model),
+        stored=stored_parameters(),
+        named={name: numbered[id(parameter)] for name, parameter in parameters.items()},
+        constants=[numbered.get(id(tensor), tensor) for tensor in graph.constants],
+        kept=kept,
     )
 
 
@@ -401,10 +456,11 @@ def _kept_parameters(before: State, read: Sequence[Tensor]) -> list[tuple[Place,
     :param before: the state from before the run, which had an earlier value of the parameter there.
     :param read: tensors that the run has read; a place with one of them does not count.
     """
-    numbers, found = {id(tensor) for tensor in read}, list[tuple[Place, str]]()
+    ids = set(map(id, read))
+    found: list[tuple[Place, str]] = []
     for place, value in zip(before.places, before.values, strict=True):
         now = place.now()
-        if now is not value and id(value) not in numbers:
+        if now is not value and id(value) not in ids:
             name = _name_of_parameter(now)
             if name is not None and name == _name_of_parameter(value):
                 found.append((place, name))
@@ -417,15 +473,15 @@ def _name_of_parameter(value: Any) -> str | None:
     return None if parameter is None else pyro.get_param_store().param_name(parameter())
 
 
-def _check_gradients(recording: Recording, evaluation: Evaluation) -> None:
+def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
     """Raise an error if a graph leaves out a gradient that the program gave."""
     found = recording.graph.result()
-    own = zip(recording.parameters().items(), found.gradients, strict=True)
-    given = {
-        name
-        for (name, parameter), gradient in own
-        if gradient is not None or id(parameter) in found.moved
-    }
+    given: set[str] = set()
+    for (name, parameter), gradient in zip(
+        recording.parameters().items(), found.gradients, strict=True
+    ):
+        if gradient is not None or id(parameter) in found.moved:
+            given.add(name)
     for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
         if gradient is not None and name not in given:
             raise UncapturableError(
@@ -439,12 +495,12 @@ def _device(call: Call, parameters: Iterable[Tensor]) -> torch.device:
 
 
 def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
-    """Where parameters are found by name: in the store, which may hold another tensor than a module, or in the call."""
+    """Return where each parameter is: in the store, which may hold another tensor than a module, or in the call."""
     stored = stored_parameters()
     return [(stored if name in stored else call.also, name) for name in names]
 
 
-def one_hot_compared() -> ReplaceFunctions:
+def compare_in_one_hot() -> ReplaceFunctions:
     """Let ``one_hot`` compare with all classes, where torch reads the least and the largest class."""
 
     def one_hot(classes: Tensor, num_classes: int = -1) -> Tensor:
@@ -457,8 +513,8 @@ def one_hot_compared() -> ReplaceFunctions:
 
 
 @contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Suspend garbage collection, which would delete the parameters of other guides while Pyro's store is read."""
+def suspend_garbage_collection() -> Iterator[None]:
+    """Keep what the collector would delete in the block: parameters of other guides, while Pyro's store is read."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -469,7 +525,7 @@ def _garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _put(places: Sequence[Place], values: Sequence[Any]) -> Iterator[None]:
+def put_in_places(places: Sequence[Place], values: Sequence[Any]) -> Iterator[None]:
     """Let places have other values in the block."""
     before = [place.now() for place in places]
     for place, value in zip(places, values, strict=True):
@@ -481,15 +537,19 @@ def _put(places: Sequence[Place], values: Sequence[Any]) -> Iterator[None]:
             place.put(value)
 
 
+def _unchanged(number: float) -> float:
+    return number
+
+
 def _nearby(number: float) -> float:
-    """Another number of the same type, likely also in the domain of the program."""
+    """Return another number of the same type, likely also in the domain of the program."""
     if isinstance(number, int):
         return number - 1 if number > 1 else number + 1
     return number * (1.0 - 2.0**-7) if number else 2.0**-7
 
 
-def _recorded(
-    program: Program,
+def _record_once(
+    program: FirstRun,
     before: State,
     positions: Sequence[int],
     places: Sequence[Place],
@@ -499,65 +559,82 @@ def _recorded(
 
     :param change: a function of the numbers to record with others.
     """
-    call, first, leaves = program.call, program.first, list(program.leaves.values)
-    rebuilt = rebuilder(call.args, call.kwargs)
-    tensor_positions = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
-    device, dtype = _device(call, program.parameters.values()), dtype_of(call.guide, call.model)
-    given = [as_tensor_of(change(leaves[position]), dtype, device) for position in positions]
-    in_state = [as_tensor_of(change(place.now()), dtype, device) for place in places]
+    call = program.call
+    leaves = list(program.leaves.values)
+    rebuild = rebuilder(call.args, call.kwargs)
+    device = _device(call, program.parameters.values())
+    dtype = dtype_of(call.guide, call.model)
+    # The numbers among the inputs, and where each is from: a position in the arguments, or a path in the state.
+    numbers: list[Tensor] = []
+    origins: list[int | str] = []
+    for position in positions:
+        numbers.append(as_tensor_of(change(leaves[position]), dtype, device))
+        origins.append(position)
+    for place in places:
+        numbers.append(as_tensor_of(change(place.now()), dtype, device))
+        origins.append(place.path)
     # A 0-d tensor does not change the dtype of results.
-    scales = {scale: torch.tensor(scale, dtype=dtype, device=device) for scale in first.seen}
+    scales: dict[float, Tensor] = {}
+    for scale in program.first.seen:
+        scales[scale] = torch.tensor(scale, dtype=dtype, device=device)
+    tensor_positions = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
+    arguments = [leaves[position].detach() for position in tensor_positions]
     trained: dict[str, Tensor] = {}
     reached: list[Tensor] = []
 
-    def run(weight: Tensor, *tensors: Tensor) -> Evaluation:
+    def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
         inputs = iter(tensors)
         for position in positions:
             leaves[position] = next(inputs)
         values = [next(inputs) for _ in places]
         for position in tensor_positions:
             leaves[position] = next(inputs)
-        args, kwargs = rebuilt(leaves)
-        handler = Inputs(scales, first.observed)
-        with _put(places, values), handler, replaced_buffers() as buffers:
-            own = call._replace(
-                args=args, kwargs=kwargs, weight=weight if call.weight else 0.0, share=1.0
-            )
-            evaluation = evaluate(own, reached)
+        args, kwargs = rebuild(leaves)
+        # Zero is recorded as a separate graph.
+        own_weight = weight if call.weight else 0.0
+        handler = RecordingHandler(scales, program.first.observed)
+        with put_in_places(places, values), handler, note_replaced_buffers() as buffers:
+            own = call._replace(args=args, kwargs=kwargs, weight=own_weight, share=1.0)
+            evaluation = evaluate_loss(own, reached)
         trained.update(evaluation.parameters)
         put_buffers_back(buffers, write=True)
-        terms = None if evaluation.terms is None else vars(evaluation.terms)
-        kept: Any = terms and {name: term for name, term in terms.items() if name not in HOST_TERMS}
-        return evaluation._replace(parameters={}, terms=kept)
+        return evaluation._replace(parameters={}, terms=_terms_of_graph(evaluation))
 
-    arguments = [leaves[position].detach() for position in tensor_positions]
-    numbers = [torch.ones((), device=device), *given, *in_state]
+    weight = torch.ones((), device=device)
     try:
-        with remove_host_reads(), one_hot_compared():
-            graph = record(run, numbers, arguments, before.tensors, program.changed)
+        with remove_host_reads(), compare_in_one_hot():
+            graph = record(run, [weight, *numbers], arguments, before.tensors, program.changed)
         _check_named(graph, reached, trained, before)
     except Exception as error:
         raise UncapturableError(_why(error)) from error
-    names = [*positions, *(place.path for place in places)]
-    read = [name for name, n in zip(names, numbers[1:], strict=True) if id(n) in graph.read]
+    read: list[int | str] = []
+    for origin, number in zip(origins, numbers, strict=True):
+        if id(number) in graph.read:
+            read.append(origin)
     if read:
         raise NumbersReadError(*read)
     return graph, trained
+
+
+def _terms_of_graph(evaluation: LossEvaluation) -> Any:
+    """Return the terms of a loss that are tensors, by name; None if it has no terms."""
+    if evaluation.terms is None:
+        return None
+    terms = vars(evaluation.terms)
+    return {name: term for name, term in terms.items() if name not in HOST_TERMS}
 
 
 def _check_named(
     graph: Graph, reached: Iterable[Tensor], trained: Mapping[str, Tensor], before: State
 ) -> None:
     """Raise an error if a tensor that no ``param`` statement names would get a gradient."""
-    outside = {id(constant) for constant in graph.constants} - {
-        id(parameter) for parameter in trained.values()
-    }
-    paths = {
-        id(value): place.path for place, value in zip(before.places, before.values, strict=True)
-    }
+    outside = set(map(id, graph.constants)) - set(map(id, trained.values()))
     for tensor in reached:
         if id(tensor) in outside:
-            path = paths.get(id(tensor), "a tensor")
+            path = "a tensor"
+            for place, value in zip(before.places, before.values, strict=True):
+                if value is tensor:
+                    path = place.path
             raise UncapturableError(
                 f"{path} of shape {tuple(tensor.shape)} requires a gradient, and no param statement names it; "
                 "register its module with pyro.module, give a torch optimizer that has it, or detach it"
@@ -566,20 +643,35 @@ def _check_named(
 
 def _check_alike(first: Graph, second: Graph) -> None:
     """Raise an error if two recordings differ."""
-    terms = ((graph.result().terms or {}).values() for graph in (first, second))
-    one, other = (
-        [site for named in values if isinstance(named, dict) for site in named] for values in terms
-    )
+    one = _sites_of(first)
+    other = _sites_of(second)
     if one != other:
         raise UncapturableError(f"its sites differ between two runs: {one} and {other}")
-    if (first.module.code, first.leaves) != (second.module.code, second.leaves) or not all(
-        a is b or (described(a) == described(b) and torch.equal(a, b))
-        for a, b in zip(first.constants, second.constants, strict=True)
-    ):
+    if not _are_alike(first, second):
         raise UncapturableError(
             "two runs of it with the same torch noise are two different graphs, so it draws random numbers from "
             "Python or NumPy, or depends on something else that changes"
         )
+
+
+def _sites_of(graph: Graph) -> list[str]:
+    """Return the sites in the terms of a graph's loss, once for each term by site."""
+    sites: list[str] = []
+    terms = graph.result().terms or {}
+    for term in terms.values():
+        if isinstance(term, dict):
+            sites += term
+    return sites
+
+
+def _are_alike(first: Graph, second: Graph) -> bool:
+    """Return whether two graphs have the same operations, leaves and constants."""
+    if first.module.code != second.module.code or first.leaves != second.leaves:
+        return False
+    for a, b in zip(first.constants, second.constants, strict=True):
+        if a is not b and (metadata_of(a) != metadata_of(b) or not torch.equal(a, b)):
+            return False
+    return True
 
 
 def _why(error: BaseException) -> str:
@@ -588,19 +680,18 @@ def _why(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
         frames += traceback.walk_tb(error.__traceback__)
-    named = [
-        (str(frame.f_globals.get("__name__")), frame.f_code.co_filename, number)
-        for frame, number in frames
-    ]
-    found = [
-        (file, number)
-        for name, file, number in named
-        if not (is_library(name) or file.startswith("<"))
-    ]
-    found = found or [(file, number) for name, file, number in named if name.startswith("pyro.")]
-    reason = (
-        str(error)
-        if isinstance(error, UncapturableError)
-        else f"{type(error).__name__}: {error}".splitlines()[0]
-    )
-    return f"{reason} ({line(*found[-1])})" if found else reason
+    in_users = ""
+    in_pyro = ""
+    for frame, number in frames:
+        name = str(frame.f_globals.get("__name__"))
+        file = frame.f_code.co_filename
+        if not (is_library(name) or file.startswith("<")):
+            in_users = line(file, number)
+        elif name.startswith("pyro."):
+            in_pyro = line(file, number)
+    if isinstance(error, UncapturableError):
+        reason = str(error)
+    else:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    found = in_users or in_pyro
+    return f"{reason} ({found})" if found else reason

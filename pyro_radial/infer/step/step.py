@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from pyro_radial._pyro.compat import steps_stop, stop_where, tree_leaves
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer
-from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation, has_terms
+from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluation, has_terms
 
-# Looks at a loss wait for the device, so on devices with a queue they come after this many steps, or fewer if the
-# arguments of these take more bytes than this.
-CHECK_EVERY, MOST_BYTES = 50, 2**28
+# Looks at a loss wait for the device, so on devices with a queue they come after this many steps, or after fewer if the
+# arguments of these take more bytes.
+CHECK_EVERY = 50
+MOST_BYTES = 2**28
 
 
 class Step(NamedTuple):
@@ -29,14 +30,14 @@ class Step(NamedTuple):
 
 def take_step(
     calls: Sequence[Call],
-    evaluate: Callable[[Call], Evaluation],
+    evaluate: Callable[[Call], LossEvaluation],
     check: "FiniteCheck",
     optimizer: JointOptimizer,
-) -> list[Evaluation]:
+) -> list[LossEvaluation]:
     """Evaluate the loss of each part of a batch on the same draw, check it, and apply the gradients."""
     step = Step(calls, TorchNoise.now())
     optimizer.forget_gradients()
-    evaluations: list[Evaluation] = []
+    evaluations: list[LossEvaluation] = []
     for call in calls:
         if evaluations:
             step.noise.restore()
@@ -49,11 +50,14 @@ def take_step(
     return evaluations
 
 
-def keep_terms(call: Call, evaluation: Evaluation) -> None:
+def keep_terms(call: Call, evaluation: LossEvaluation) -> None:
     """Let users read the terms from the loss; nothing here does."""
     terms = evaluation.terms
-    if terms is not None and has_terms(call.loss):
-        call.loss.keep(terms.copy if evaluation.way == CAPTURED else lambda: terms, call.gradients)
+    if terms is None or not has_terms(call.loss):
+        return
+    # The next captured step overwrites them.
+    read = terms.copy if evaluation.way == CAPTURED else lambda: terms
+    call.loss.keep(read, call.gradients)
 
 
 class FiniteCheck:
@@ -67,13 +71,14 @@ class FiniteCheck:
     """
 
     def __init__(self, every: int | None, explain: Callable[[Sequence[Step]], Exception]) -> None:
-        self._every, self._explain = every, explain
+        self._every = every
+        self._explain = explain
         self._waiting: list[Step] = []
         #: One after a loss that was not finite; None before the first loss.
         self.stopped: Tensor | None = None
 
     def __call__(
-        self, step: Step, evaluations: Sequence[Evaluation], optimizer: Optimizer | None
+        self, step: Step, evaluations: Sequence[LossEvaluation], optimizer: Optimizer | None
     ) -> None:
         """Note the losses of a step that is not applied yet, and look at them if it is time to."""
         self._waiting.append(step)
@@ -94,7 +99,8 @@ class FiniteCheck:
 
     def look(self, optimizer: Optimizer | None = None) -> None:
         """Look at the losses since the last look; raises an error if one was not finite."""
-        steps, self._waiting = self._waiting, []
+        steps = self._waiting
+        self._waiting = []
         if steps and self.stopped is not None and bool(self.stopped):
             self.stopped.zero_()
             if optimizer is not None:

@@ -27,8 +27,8 @@ from pyro_radial.infer.optim.joint import (
     initial_rates,
     make_optimizer,
 )
-from pyro_radial.infer.step.evaluate import Call, Evaluation, evaluate, has_terms
-from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.loss_evaluation import Call, LossEvaluation, evaluate_loss, has_terms
+from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.step.not_finite import check_parameters, not_finite_error, not_finite_parts
 from pyro_radial.infer.step.step import FiniteCheck, Step, take_step
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copy_state
@@ -163,14 +163,14 @@ class Trainer:
         )
         return call._replace(mover=mover)
 
-    def _evaluate(self, call: Call) -> Evaluation:
+    def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a part of a batch; an error of validation names what is not finite."""
         noise = TorchNoise.now()
         try:
             if self._graphs is not None:
                 compile_now = num_rows(call.args[0]) == self._compile_rows
                 return self._graphs(call, check=self._check_evaluation, compile_now=compile_now)
-            evaluation = evaluate(call)
+            evaluation = evaluate_loss(call)
             self._check_evaluation(evaluation)
             return evaluation
         except ValueError as error:
@@ -180,7 +180,7 @@ class Trainer:
                 raise
             raise not_finite_error(found, self.steps_done) from error
 
-    def _check_evaluation(self, evaluation: Evaluation) -> None:
+    def _check_evaluation(self, evaluation: LossEvaluation) -> None:
         if self._check_terms is not None and evaluation.terms is not None:
             self._check_terms(evaluation.terms)
 

@@ -25,8 +25,8 @@ from pyro_radial.infer.data import Batches, Rows
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.optim.joint import Optim, change_rates, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.step.evaluate import AS_IT_IS, COMPILED, RECORDED
-from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, COMPILED, RECORDED
+from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.step.not_finite import check_parameters
 from pyro_radial.infer.training.checkpoint import Checkpoint, State
 from pyro_radial.infer.training.compared_settings import (

@@ -15,9 +15,9 @@ from pyro.infer.autoguide import AutoDelta
 from torch.optim.lr_scheduler import ExponentialLR
 
 from pyro_radial import AutoRadial, CompiledSVI, NaturalGradient, TermsELBO, fit
-from pyro_radial.infer.step import compiled
+from pyro_radial.infer.step import inductor
 from pyro_radial.infer.step.captured import MOST_CAPTURES, CaptureError
-from pyro_radial.infer.step.evaluate import CAPTURED, COMPILED
+from pyro_radial.infer.step.loss_evaluation import CAPTURED, COMPILED
 from tests.helpers import stand_in
 from tests.helpers.cuda import waiting_is_an_error
 from tests.helpers.networks import classifier, data, mlp
@@ -31,7 +31,7 @@ FUSED = partial(torch.optim.Adam, lr=0.01, fused=True)
 @pytest.fixture
 def device(monkeypatch):
     yield stand_in.use(monkeypatch)
-    compiled.forget()
+    inductor.forget()
 
 
 def made(optim=FUSED, loss=None, device=True, **settings):
@@ -100,19 +100,19 @@ def test_only_arguments_that_change_are_copied(device):
     _, svi = made()
     for step in range(5):
         svi.step(X + step, Y)
-    assert svi.graphs.ways[0].captured._owned == [True, False]
-    before = svi.graphs.ways[0].captured.captures
+    assert svi.graphs.replays[0].captured._owned == [True, False]
+    before = svi.graphs.replays[0].captured.captures
     # What was the same tensor until now is another one: another capture, and then no more.
     for _ in range(6):
         svi.step(X, Y.clone())
-    assert svi.graphs.ways[0].captured.captures == before + 1
+    assert svi.graphs.replays[0].captured.captures == before + 1
 
 
 def test_another_shape_is_another_graph(device):
     _, svi = made()
     for rows_ in (8, 5) * 5:
         svi.step(X[:rows_].clone(), Y[:rows_].clone())
-    assert len(svi.graphs.ways) == 2
+    assert len(svi.graphs.replays) == 2
     assert device.captures == 2
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pyro_radial import AutoRadial, TermsELBO
 from pyro_radial.infer import CompiledELBO
-from pyro_radial.infer.step.evaluate import CHECKED
+from pyro_radial.infer.step.loss_evaluation import CHECKED
 from tests.helpers.networks import classifier, data
 
 X, Y = data(8)

@@ -347,7 +347,7 @@ def test_a_compiled_graph_does_not_leave_a_table():
     targets = torch.zeros(8, dtype=torch.long)
     for _ in range(5):
         svi.step(X, targets)
-    assert svi.graphs.ways[0].code is not None
+    assert svi.graphs.replays[0].code is not None
     targets[3] = 12
     with pytest.raises(ValueError, match="within the support"):
         svi.step(X, targets)

@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pyro_radial import AutoMeanField, CompiledSVI, NaturalGradient, TermsELBO
-from pyro_radial.infer.step.evaluate import AS_IT_IS
+from pyro_radial.infer.step.loss_evaluation import AS_IT_IS
 
 X, Y = torch.linspace(-1.0, 1.0, 20), torch.linspace(-2.0, 3.0, 20)
 SGD = {"lr": 1e-4}

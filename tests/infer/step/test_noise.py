@@ -27,7 +27,7 @@ def test_a_graph_with_its_noise_as_inputs_is_the_graph(kind, monkeypatch):
     x = torch.linspace(0.0, 1.0, 4)
     module = record_graph(draws, [x])
     if kind == "together":
-        monkeypatch.setattr(noise, "_one_by_one", noise._together)
+        monkeypatch.setattr(noise, "_draw_one_by_one", noise._draw_together)
     draw, rest = split_noise(module)
     assert "randn" not in rest.code
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def test_noise_that_is_drawn_together_has_the_right_distributions(monkeypatch):
         return torch.randn(20_000), torch.rand(20_000), torch.randn(10, 2_000), x
 
     x = torch.zeros(1)
-    monkeypatch.setattr(noise, "_one_by_one", noise._together)
+    monkeypatch.setattr(noise, "_draw_one_by_one", noise._draw_together)
     draw, rest = split_noise(record_graph(function, [x]))
     torch.manual_seed(0)
     first, uniform, second, _ = rest(x, *draw())

@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import (
     CodeType,
+    FrameType,
     FunctionType,
     MappingProxyType,
     MemberDescriptorType,
@@ -71,7 +72,7 @@ FLAGS = operator.attrgetter("requires_grad", "_backward_hooks")
 # Objects that hold functions, and the attributes with these.
 WRAPPERS = (partial, property, classmethod, staticmethod, cached_property, type(lru_cache(print)))
 WRAPPED = ("func", "args", "keywords", "fget", "__func__", "__wrapped__")
-# Of the attributes that all modules or distributions have, these dicts count, besides the mode.
+# Attributes of torch and Pyro that all modules or distributions have. ``training`` and the dicts below count though.
 INTERNAL = frozenset(vars(PyroModule())) - {"training"} | {
     "_batch_shape",
     "_event_shape",
@@ -85,22 +86,22 @@ class UncapturableError(Exception):
     """The reason why a program is not one graph."""
 
 
-def described(tensor: Tensor) -> tuple[Any, ...]:
+def metadata_of(tensor: Tensor) -> tuple[Any, ...]:
     """Return the properties of a tensor that compiled code depends on."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 class Code:
-    """The code that ran in a :meth:`watched` block, and the names in it; names of the user's code apart."""
+    """The code that ran in a :meth:`watch` block, and the names in it; names of the user's code apart."""
 
     def __init__(self) -> None:
         self.ran: dict[CodeType, bool] = {}
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Note what runs."""
 
-        def note(frame: Any, event: str, _: Any) -> None:
+        def note(frame: FrameType, event: str, _: object) -> None:
             # Without the bodies of modules and classes, which run when a library imports something for the first time.
             if (
                 event == "call"
@@ -116,24 +117,22 @@ class Code:
         finally:
             sys.setprofile(before)
         self.users = [code for code, users in self.ran.items() if users]
-        self.names, self.users_names = _names(self.ran), _names(self.users)
+        self.names = _names_in(self.ran)
+        self.users_names = _names_in(self.users)
 
     def line_of(self, path: str) -> str:
         """Return the user's line that stores the last name in a path, else the first line with it, in parentheses."""
         names = re.findall(r"\w+", path)[::-1]
-        found = (
-            (
-                names.index(step.argval),
-                not step.opname.startswith("STORE"),
-                number,
-                code.co_filename,
-                step.positions,
-            )
-            for number, code in enumerate(self.users)
-            for step in dis.get_instructions(code)
-            if step.argval in names
-        )
-        *_, file, place = min(found, default=("", None))
+        found: list[tuple[Any, ...]] = []
+        for number, code in enumerate(self.users):
+            for step in dis.get_instructions(code):
+                if step.argval in names:
+                    stores = step.opname.startswith("STORE")
+                    order = names.index(step.argval), not stores, number
+                    found.append((*order, code.co_filename, step.positions))
+        if not found:
+            return ""
+        *_, file, place = min(found)
         return f" ({line(file, place.lineno)})" if place else ""
 
 
@@ -142,7 +141,7 @@ def line(file: str, number: int | None) -> str:
     return f"{Path(file).name}, line {number}"
 
 
-def is_library(module: Any) -> bool:
+def is_library(module: object) -> bool:
     """Return whether a module of this name is not the user's."""
     # Named tuples are made in modules of their own.
     return isinstance(module, str) and (
@@ -150,7 +149,7 @@ def is_library(module: Any) -> bool:
     )
 
 
-def _names(codes: Iterable[CodeType]) -> frozenset[str]:
+def _names_in(codes: Iterable[CodeType]) -> frozenset[str]:
     """Return all names and short strings in code, also in that of functions inside."""
     found: set[str] = set()
     waiting: list[Any] = list(codes)
@@ -186,7 +185,7 @@ class Place(NamedTuple):
         WRITES.get(self.read, setattr)(self.holder, self.key, value)
 
 
-def _of_class(holder: type, key: str) -> Any:
+def _read_class(holder: type, key: str) -> Any:
     return vars(holder)[key]
 
 
@@ -206,7 +205,9 @@ class State:
         ignored: Collection[str] = (),
         read: Collection[int] = (),
     ) -> None:
-        self.roots, self.code, self.ignored, self.read = roots, code, ignored, read
+        self.code = code
+        self.ignored = ignored
+        self.read = read
         #: Why there can be no graph; None if nothing speaks against it.
         self.refusal: str | None = None
         self.places: list[Place] = []
@@ -217,9 +218,9 @@ class State:
         self._seen: dict[int, Any] = {}
         # Containers and the variables of objects with copies, and which new attributes of an object count.
         self._sized: list[tuple[Place, Any, Collection[str] | None]] = []
-        self._waiting: list[tuple[Any, str, bool]] = [
-            (root, name, False) for name, root in roots.items()
-        ]
+        self._waiting: list[tuple[Any, str, bool]] = []
+        for name, root in roots.items():
+            self._waiting.append((root, name, False))
         for holder, name in also:
             self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
         self._visit_all()
@@ -231,23 +232,23 @@ class State:
             return self._is_as_it_was() or self._is_alike()
 
     def _is_as_it_was(self) -> bool:
+        """Return whether no value, size or tensor is another one."""
         with suppress(*ABSENT):
-            return (
-                all(
-                    all(map(same, map(read, *where), values))
-                    for read, same, values, *where in self._reads
-                )
-                and list(map(len, self._holders)) == self._sizes
-                and list(map(FLAGS, self.tensors)) == self._flags
-            )
+            for read, same, values, holders, keys in self._reads:
+                if not all(map(same, map(read, holders, keys), values)):
+                    return False
+            if list(map(len, self._holders)) != self._sizes:
+                return False
+            return list(map(FLAGS, self.tensors)) == self._flags
         return False
 
     def _is_alike(self) -> bool:
+        """Return whether only tensors were replaced by their like, and take these over."""
         if self.changes():
             return False
-        new = {
-            id(value): place.now() for place, value in zip(self.places, self.values, strict=True)
-        }
+        new: dict[int, Any] = {}
+        for place, value in zip(self.places, self.values, strict=True):
+            new[id(value)] = place.now()
         self.values = [new[id(value)] for value in self.values]
         self.tensors = [new.get(id(tensor), tensor) for tensor in self.tensors]
         self._flatten()
@@ -255,7 +256,7 @@ class State:
 
     def changes(self, *, replaced: bool = False) -> list[tuple[str, bool]]:
         """Return what has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
-        found = []
+        found: list[tuple[str, bool]] = []
         now_at: dict[int, Any] = {}
         with DisableTorchFunctionSubclass():
             flags = dict(zip(map(id, self.tensors), self._flags, strict=True))
@@ -263,7 +264,9 @@ class State:
                 now = place.now()
                 same = _equal(value, now)
                 if isinstance(value, Tensor) and isinstance(now, Tensor):
-                    other = replaced or id(value) in self.read or described(now) != described(value)
+                    other = (
+                        replaced or id(value) in self.read or metadata_of(now) != metadata_of(value)
+                    )
                     # Two places of one tensor must stay places of one tensor.
                     one = now_at.setdefault(id(value), now) is now
                     same = (same or not other) and one and FLAGS(now) == flags[id(value)]
@@ -273,23 +276,18 @@ class State:
             if len(place.holder) != len(before) and counted is None:
                 found.append((place.path, place.users))
             elif len(place.holder) != len(before):
-                added = counted & (place.holder.keys() - before)
-                found += [
-                    (f"{place.path}.{key}", key in self.code.users_names) for key in sorted(added)
-                ]
+                for key in sorted(counted & (place.holder.keys() - before)):
+                    found.append((f"{place.path}.{key}", key in self.code.users_names))
         return found
 
     def changed_numbers(self) -> list[str]:
         """Return the paths of Python numbers that have changed."""
-        pairs = [
-            (place, value, place.now())
-            for place, value in zip(self.places, self.values, strict=True)
-        ]
-        return [
-            place.path
-            for place, value, now in pairs
-            if type(value) in (int, float) and type(now) is type(value) and now != value
-        ]
+        paths: list[str] = []
+        for place, value in zip(self.places, self.values, strict=True):
+            now = place.now()
+            if type(value) in (int, float) and type(now) is type(value) and now != value:
+                paths.append(place.path)
+        return paths
 
     def restore(self) -> None:
         """Put all values back."""
@@ -304,14 +302,17 @@ class State:
                 place.put(value)
 
     def _flatten(self) -> None:
-        """Arrange what is compared, for speed."""
-        rows: dict[Any, list[tuple[Any, Any, Any]]] = {}
+        """Arrange what is compared, for speed: all values that are read alike in three lists."""
+        by_read: dict[Any, tuple[list[Any], list[Any], list[Any]]] = {}
         for place, value in zip(self.places, self.values, strict=True):
-            rows.setdefault(place.read, []).append((value, place.holder, place.key))
-        self._reads: list[tuple[Any, ...]] = [
-            (read, operator.eq if read is _content else operator.is_, *zip(*found, strict=True))
-            for read, found in rows.items()
-        ]
+            values, holders, keys = by_read.setdefault(place.read, ([], [], []))
+            values.append(value)
+            holders.append(place.holder)
+            keys.append(place.key)
+        self._reads: list[tuple[Any, ...]] = []
+        for read, lists in by_read.items():
+            same = operator.eq if read is _content else operator.is_
+            self._reads.append((read, same, *lists))
         self._holders = [place.holder for place, _, _ in self._sized]
         self._sizes = list(map(len, self._holders))
         with DisableTorchFunctionSubclass():
@@ -323,7 +324,7 @@ class State:
             while self._waiting:
                 self._visit(*self._waiting.pop())
 
-    def _visit(self, thing: Any, path: str, users: bool) -> None:
+    def _visit(self, thing: object, path: str, users: bool) -> None:
         """Note the places in a thing."""
         if id(thing) in self._seen or isinstance(thing, (*PLAIN, *OPAQUE)):
             return
@@ -349,12 +350,10 @@ class State:
         elif isinstance(thing, FunctionType):
             self._function(thing)
         elif isinstance(thing, ModuleType | type):
-            self._names_in(thing)
+            self._named_attributes(thing)
         elif isinstance(thing, MethodType):
-            self._waiting += [
-                (thing.__func__, path, users),
-                (thing.__self__, type(thing.__self__).__name__, users),
-            ]
+            self._waiting.append((thing.__func__, path, users))
+            self._waiting.append((thing.__self__, type(thing.__self__).__name__, users))
         else:
             self._items(thing, path, users)
             self._attributes(thing, path)
@@ -378,19 +377,22 @@ class State:
         self.values.append(value)
         self._waiting.append((value, place.path, place.users))
 
-    def _items(self, thing: Any, path: str, users: bool) -> None:
+    def _items(self, thing: object, path: str, users: bool) -> None:
+        """Note the items of a container, and its size."""
         if isinstance(thing, dict | list | deque) and path not in self.ignored:
             self._sized.append((Place(getattr, thing, None, path, users), thing.copy(), None))
-        named, numbered = (
-            isinstance(thing, dict | MappingProxyType),
-            isinstance(thing, list | tuple | deque),
-        )
-        for key in list(thing) if named else range(len(thing)) if numbered else ():
+        keys: Iterable[Any] = ()
+        if isinstance(thing, dict | MappingProxyType):
+            keys = list(thing)
+        elif isinstance(thing, list | tuple | deque):
+            keys = range(len(thing))
+        for key in keys:
             self._add(Place(operator.getitem, thing, key, f"{path}[{key!r}]", users))
 
-    def _attributes(self, thing: Any, path: str) -> None:
+    def _attributes(self, thing: object, path: str) -> None:
         """Note an object's attributes, its class and what it wraps."""
-        variables, mro = getattr(thing, "__dict__", None), type(thing).__mro__[:-1]
+        variables = getattr(thing, "__dict__", None)
+        mro = type(thing).__mro__[:-1]
         classes = [cls for cls in mro if not is_library(cls.__module__)]
         counted = self.code.users_names if len(classes) == len(mro) else self.code.names
         if isinstance(variables, dict):
@@ -403,30 +405,24 @@ class State:
                 self._sized.append(
                     (Place(getattr, variables, thing, path, False), dict(variables), counted)
                 )
-            for key in MODULE_DICTS if isinstance(thing, nn.Module) else ():
-                self._waiting.append((variables.get(key), f"{path}.{key}", True))
+            if isinstance(thing, nn.Module):
+                for key in MODULE_DICTS:
+                    self._waiting.append((variables.get(key), f"{path}.{key}", True))
             for key in variables.keys() & counted:
-                self._add(
-                    Place(
-                        operator.getitem,
-                        variables,
-                        key,
-                        f"{path}.{key}",
-                        key in self.code.users_names,
-                    )
-                )
+                users = key in self.code.users_names
+                self._add(Place(operator.getitem, variables, key, f"{path}.{key}", users))
         if classes:
             self._add(Place(getattr, thing, "__class__", f"{path}.__class__", True))
         for cls in classes:
             self._waiting.append((cls, cls.__name__, True))
-            for key in [
-                key for key, value in vars(cls).items() if isinstance(value, MemberDescriptorType)
-            ]:
-                self._add(Place(getattr, thing, key, f"{path}.{key}", True))
-        for name in WRAPPED if isinstance(thing, WRAPPERS) else ():
-            self._waiting.append((getattr(thing, name, None), path, True))
+            for key, value in vars(cls).items():
+                if isinstance(value, MemberDescriptorType):
+                    self._add(Place(getattr, thing, key, f"{path}.{key}", True))
+        if isinstance(thing, WRAPPERS):
+            for name in WRAPPED:
+                self._waiting.append((getattr(thing, name, None), path, True))
 
-    def _names_in(self, thing: Any) -> None:
+    def _named_attributes(self, thing: ModuleType | type) -> None:
         """Note the attributes of a Python module or a class that code names."""
         library = is_library(thing.__name__ if isinstance(thing, ModuleType) else thing.__module__)
         counted = self.code.users_names if library else self.code.names
@@ -442,7 +438,7 @@ class State:
             )
             for key, value in list(variables.items()):
                 if key in counted or isinstance(value, FunctionType):
-                    self._add(Place(_of_class, thing, key, f"{thing.__name__}.{key}", True))
+                    self._add(Place(_read_class, thing, key, f"{thing.__name__}.{key}", True))
 
     def _function(self, function: FunctionType) -> None:
         """Note the variables of a function that ran."""

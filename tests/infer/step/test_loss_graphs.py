@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, TermsELBO
-from pyro_radial.infer.step import compiled, graphs
+from pyro_radial.infer.step import inductor, loss_graphs
 from pyro_radial.poutine import mean_only
 from tests.helpers.graphs import Graphed
 from tests.helpers.networks import classifier as small_classifier
@@ -232,8 +232,8 @@ def test_like_graphs_share_compiled_code(monkeypatch):
         made.append(module)
         return module
 
-    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
-    compiled.forget()
+    monkeypatch.setattr(inductor, "compile_graph", compile_graph)
+    inductor.forget()
     model = small_classifier()
     chain = PriorChain(model, form="normal")
     for task in range(3):
@@ -255,8 +255,8 @@ def test_like_graphs_share_compiled_code(monkeypatch):
 
 def test_odd_batches_are_not_compiled(monkeypatch):
     made = []
-    monkeypatch.setattr(compiled, "compile_graph", lambda module, *_: made.append(module) or module)
-    compiled.forget()
+    monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: made.append(module) or module)
+    inductor.forget()
     model = small_classifier()
     loss = Graphed(model, AutoRadial(model), TermsELBO())
     loss.graphs.compile_after = 3
@@ -274,7 +274,7 @@ def test_compiled_gradients_are_those_of_the_program():
     loss.graphs.compile_after = 3
     for _ in range(5):
         loss((X, Y), {})
-    (way,) = loss.graphs.ways
+    (way,) = loss.graphs.replays
     assert way.code is not None
     for seed in (1, 2):
         assert compared(program, loss.graphs, seed)[1] <= 1e-5
@@ -312,7 +312,7 @@ def runs_as_it_is(loss, args, reason):
     assert len(warned) == 1
     with pytest.MonkeyPatch.context() as patch:
         # Said once, and not tried again.
-        patch.setattr(graphs, "record_program", None)
+        patch.setattr(loss_graphs, "record_program", None)
         loss(args, {})
     assert not loss.recordings
     assert len(loss.eager_because) == 1
@@ -500,10 +500,10 @@ def test_a_handler_around_the_call_is_at_work():
 
 def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
     def missing(*args):
-        raise compiled.CompilerMissingError("no g++")
+        raise inductor.CompilerMissingError("no g++")
 
-    monkeypatch.setattr(compiled, "compile_graph", missing)
-    compiled.forget()
+    monkeypatch.setattr(inductor, "compile_graph", missing)
+    inductor.forget()
     program = make()
     loss = Graphed(program.model, program.guide, program.loss)
     loss.graphs.compile_after = 3
@@ -526,20 +526,20 @@ def test_wrong_code_is_not_used(monkeypatch, right_without_vectors):
             return module
         return lambda *tensors: [1.1 * t if t.is_floating_point() else t for t in module(*tensors)]
 
-    monkeypatch.setattr(compiled, "compile_graph", wrong)
-    compiled.forget()
+    monkeypatch.setattr(inductor, "compile_graph", wrong)
+    inductor.forget()
     program = make(net=batch_normed())
     loss = Graphed(program.model, program.guide, program.loss)
     for _ in range(3):
         loss((X, Y), {})
     before = torch.get_rng_state(), [buffer.clone() for buffer in program.model.buffers()]
     with nullcontext() if right_without_vectors else pytest.warns(UserWarning, match="gives other numbers"):
-        compiled.compiled(loss.recordings[0].graph, [torch.ones(()), X, Y], {})
+        inductor.compile_once(loss.recordings[0].graph, [torch.ones(()), X, Y], {})
     assert asked == [None, 1]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert all(map(torch.equal, program.model.buffers(), before[1]))
     assert compared(program, loss.graphs)[1] <= 1e-6
-    compiled.forget()
+    inductor.forget()
 
 
 def test_code_that_changes_tensors_wrongly_is_not_used(monkeypatch):
@@ -557,14 +557,14 @@ def test_code_that_changes_tensors_wrongly_is_not_used(monkeypatch):
 
         return code
 
-    monkeypatch.setattr(compiled, "compile_graph", wrong)
-    compiled.forget()
+    monkeypatch.setattr(inductor, "compile_graph", wrong)
+    inductor.forget()
     (recording,) = loss.recordings
     with pytest.warns(UserWarning, match="gives other numbers"):
-        code = compiled.compiled(recording.graph, [torch.ones(()), X, Y], {})
+        code = inductor.compile_once(recording.graph, [torch.ones(()), X, Y], {})
     assert code is recording.graph.module
     assert torch.equal(statistic, before)
-    compiled.forget()
+    inductor.forget()
 
 
 def test_a_loss_without_gradients_takes_no_step():

@@ -6,6 +6,7 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,20 +20,20 @@ from pyro_radial._pyro.compat import (
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
 from pyro_radial.infer.step.arguments import Leaves, Numbers, descriptions, has_nan, kinds
 from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
-from pyro_radial.infer.step.compiled import GraphFunction, agree, compiled, has_code
-from pyro_radial.infer.step.evaluate import (
+from pyro_radial.infer.step.inductor import GraphFunction, agree, compile_once, has_code
+from pyro_radial.infer.step.loss_evaluation import (
     CHECKED,
     COMPILED,
     JITTED,
     RECORDED,
     Call,
-    Evaluation,
-    evaluate,
+    LossEvaluation,
+    evaluate_loss,
     is_differentiable,
 )
-from pyro_radial.infer.step.graph import ChangedTensors, put_back
+from pyro_radial.infer.step.program_state import Code, UncapturableError
 from pyro_radial.infer.step.recording import Check, Recording, record_program
-from pyro_radial.infer.step.state import Code, UncapturableError
+from pyro_radial.infer.step.tensor_graph import ChangedTensors, put_back
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
@@ -52,8 +53,8 @@ SETTINGS = (
 READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
 
 
-class Way:
-    """Run a recording, faster after some uses: compiled, and on a device with graphs also captured."""
+class Replay:
+    """A recording, run faster after some uses: compiled, and on a device with graphs also captured."""
 
     def __init__(self, recording: Recording, device: Device | None = None) -> None:
         self.recording = recording
@@ -72,22 +73,23 @@ class Way:
         leaves: Leaves,
         compile_after: int | None,
         options: Mapping[str, Any],
-    ) -> Evaluation:
+    ) -> LossEvaluation:
         """Evaluate the program on the leaves of its arguments.
 
         :param compile_after: the uses before the graph is compiled; None never compiles it.
         """
         code = self._code_for(call, leaves, compile_after, options)
-        found = self._captured_step(call, leaves, code)
+        found = self._take_captured_step(call, leaves, code)
         if found is not None:
             return found
         if call.mover is not None:
             call.mover.write_rates()
         return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
 
-    def rehearsed(self, call: Call, leaves: Leaves) -> Evaluation:
-        """Return what the graph gives as it was recorded, on the present noise; all is then as before."""
-        noise, changed = TorchNoise.now(), ChangedTensors()
+    def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
+        """Return what the graph gives as it was recorded, on the present noise, and leave all as it was."""
+        noise = TorchNoise.now()
+        changed = ChangedTensors()
         with changed:
             found = self._run(self.recording.graph.module, call, leaves, RECORDED)
         put_back(changed.before)
@@ -95,7 +97,7 @@ class Way:
         return found
 
     @torch.no_grad()
-    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, way: str) -> Evaluation:
+    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, way: str) -> LossEvaluation:
         """Return what code for the graph gives."""
         recording = self.recording
         results = code(*recording.constant_tensors(), *recording.inputs(call, leaves))
@@ -119,23 +121,22 @@ class Way:
             graph = self.recording.graph
             inputs = self.recording.inputs(call, leaves)
             if self.uses > compile_after or has_code(graph, inputs, options):
-                self.code = compiled(graph, inputs, options)
+                self.code = compile_once(graph, inputs, options)
                 self.captured = None
         return self.recording.graph.module if self.code is None else self.code
 
-    def _captured_step(self, call: Call, leaves: Leaves, code: GraphFunction) -> Evaluation | None:
-        """Return a captured step; None if there is no such step, and then nothing has changed."""
+    def _take_captured_step(
+        self, call: Call, leaves: Leaves, code: GraphFunction
+    ) -> LossEvaluation | None:
+        """Take a captured step; return None if there is no such step, and then nothing has changed."""
         if self._device is None or call.optimizer is None or self.uncaptured_because is not None:
             return None
         if self.captured is None or not self.captured.is_of(call):
-            kind = self.recording.device.type
-            read = [*self.recording.constant_tensors(), *leaves.tensors()]
-            other = next((tensor.device for tensor in read if tensor.device.type != kind), None)
-            if other is not None:
-                self._say(
-                    f"it takes a tensor on {other}, and parameters are on {self.recording.device}"
-                )
-                return None
+            own = self.recording.device
+            for tensor in (*self.recording.constant_tensors(), *leaves.tensors()):
+                if tensor.device.type != own.type:
+                    self._say(f"it takes a tensor on {tensor.device}, and parameters are on {own}")
+                    return None
             self.captured = Captured(self.recording, code, call, call.optimizer, self._device)
             if self.outside_because is not None:
                 text = f"the optimizer takes its step after the CUDA graph: {self.outside_because}"
@@ -166,13 +167,11 @@ class Graphs:
         options: Mapping[str, Any] | None = None,
         device: Device | None = None,
     ) -> None:
-        self.compile, self.max_signatures, self.options = (
-            compile,
-            max_signatures,
-            dict(options or {}),
-        )
+        self.compile = compile
+        self.max_signatures = max_signatures
+        self.options = dict(options or {})
         # By signature, the latest in use first.
-        self._ways: dict[Any, list[Way]] = {}
+        self._replays: dict[Any, list[Replay]] = {}
         # The numbers of each program and tree of arguments that are inputs of its graphs, with the program, whose ids
         # the keys hold.
         self._numbers: dict[Any, tuple[Numbers, Any]] = {}
@@ -191,14 +190,14 @@ class Graphs:
 
     def __call__(
         self, call: Call, *, check: Check | None = None, compile_now: bool | None = None
-    ) -> Evaluation:
+    ) -> LossEvaluation:
         """Evaluate a loss.
 
         :param check: a function of an evaluation that raises an error if it is wrong; of a graph's first run alone.
         :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
         """
         if self._runs_as_it_is(call):
-            return _as_it_is(call, check)
+            return _run_as_it_is(call, check)
         leaves = Leaves.of(call.args, call.kwargs)
         program = _program(call, leaves)
         numbers = self._numbers_of(program, call)
@@ -206,42 +205,53 @@ class Graphs:
             key = program, descriptions(leaves.values, numbers.positions)
         except UncapturableError as error:
             self._say(str(error))
-            return _as_it_is(call, check)
-        if key not in self._ways and numbers.notice(leaves.values):
+            return _run_as_it_is(call, check)
+        if key not in self._replays and numbers.notice(leaves.values):
             self._forget(program)
             key = program, descriptions(leaves.values, numbers.positions)
-        found = self._way(key, numbers, call, leaves, check)
-        if not isinstance(found, Way):
-            return _as_it_is(call, check) if found is None else found
+        found = self._find_replay(key, numbers, call, leaves, check)
+        if not isinstance(found, Replay):
+            return _run_as_it_is(call, check) if found is None else found
         self._calls += call.gradients
         if call.gradients and _is_checked(call.step or self._calls):
-            replayed = found.rehearsed(call, leaves)
+            replayed = found.rehearse(call, leaves)
             # A loss that is not finite is an error of its own.
             if not bool(replayed.broken):
-                return self._checked(found, key, call, leaves, replayed)
-        after = 0 if compile_now else None
-        if compile_now is None:
-            usual = USES_BEFORE_COMPILING if self._device is None else 0
-            after = usual if self.compile_after is None else self.compile_after
-        return found(call, leaves, after if self.compile else None, self.options)
+                return self._check_against_program(found, key, call, leaves, replayed)
+        return found(call, leaves, self._uses_before_compiling(compile_now), self.options)
+
+    def _uses_before_compiling(self, compile_now: bool | None) -> int | None:
+        """Return the uses before a graph is compiled; None never compiles it."""
+        if not self.compile or compile_now is False:
+            return None
+        if compile_now:
+            return 0
+        if self.compile_after is not None:
+            return self.compile_after
+        return USES_BEFORE_COMPILING if self._device is None else 0
 
     @property
     def recordings(self) -> list[Recording]:
         """The recordings, by signature."""
-        return [way.recording for ways in self._ways.values() for way in ways]
+        return [replay.recording for replay in self.replays]
 
     @property
     def uncaptured_because(self) -> list[str]:
         """Why steps, or the part of the optimizer, are in no CUDA graph, where there could be one."""
-        found = dict.fromkeys(way.uncaptured_because or way.outside_because for way in self.ways)
-        return [reason for reason in found if reason is not None]
+        found: list[str] = []
+        for replay in self.replays:
+            reason = replay.uncaptured_because or replay.outside_because
+            if reason is not None and reason not in found:
+                found.append(reason)
+        return found
 
     @property
-    def ways(self) -> list[Way]:
+    def replays(self) -> list[Replay]:
         """How each graph runs."""
-        return [way for ways in self._ways.values() for way in ways]
+        return list(chain.from_iterable(self._replays.values()))
 
     def _runs_as_it_is(self, call: Call) -> bool:
+        """Return whether there can be no graph of a loss, whatever the program."""
         if handlers_around():
             return True
         if not is_differentiable(call.loss):
@@ -260,37 +270,41 @@ class Graphs:
 
     def _forget(self, program: Any) -> None:
         """Drop the graphs of a program, because a number has become an input."""
-        for key in [key for key in self._ways if key[0] == program]:
-            del self._ways[key]
+        for key in list(self._replays):
+            if key[0] == program:
+                del self._replays[key]
 
-    def _way(
+    def _find_replay(
         self, key: Any, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
-    ) -> Way | Evaluation | None:
-        """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
+    ) -> Replay | LossEvaluation | None:
+        """Return a recording that holds, perhaps a new one.
+
+        For a program that cannot be recorded, return what its first run gave, and later None.
+        """
         if numbers.positions and has_nan(leaves.values):
             return None
-        ways = self._ways.get(key, [])
-        for place, way in enumerate(ways):
-            if way.recording.holds(leaves):
+        replays = self._replays.get(key, [])
+        for place, replay in enumerate(replays):
+            if replay.recording.holds(leaves):
                 if place:
-                    ways.insert(0, ways.pop(place))
-                return way
+                    replays.insert(0, replays.pop(place))
+                return replay
         refused = key[0], kinds(leaves.values)
         is_final = refused in self._refused and self._refused[refused] is None
         if is_final or has_nan(leaves.values):
             return None
-        for way in ways:
-            if numbers.notice_paths(way.recording.state.changed_numbers()):
+        for replay in replays:
+            if numbers.notice_paths(replay.recording.state.changed_numbers()):
                 self._forget(key[0])
         if len(self.recordings) >= self.max_signatures:
-            self._say(self._too_many(ways))
+            self._say(self._too_many(replays))
             return None
-        return self._new_way(key[0], numbers, call, leaves, check)
+        return self._record(key[0], numbers, call, leaves, check)
 
-    def _new_way(
+    def _record(
         self, program: Any, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
-    ) -> Way | Evaluation | None:
-        """Return a new recording; what the first run of a program without one gave, or None to run it."""
+    ) -> Replay | LossEvaluation | None:
+        """Return a new recording; if there can be none, what the program's first run gave, or None to run it."""
         refused = program, kinds(leaves.values)
         with one_at_a_time():
             attempt = record_program(call, leaves, numbers, check, self._refused.pop(refused, None))
@@ -301,9 +315,9 @@ class Graphs:
             return attempt.evaluation
         if self._device is None:
             self._device = device_graphs(attempt.recording.device)
-        way = Way(attempt.recording, self._device if self.compile else None)
+        replay = Replay(attempt.recording, self._device if self.compile else None)
         try:
-            replayed = way.rehearsed(call, leaves)
+            replayed = replay.rehearse(call, leaves)
         except RuntimeError as error:
             reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
             self._say(reason, stacklevel=7)
@@ -312,21 +326,21 @@ class Graphs:
         if numbers and _difference(replayed, attempt.evaluation) is not None:
             # A program that asks for the type of a number gives something else for a tensor.
             numbers.give_up_all()
-            return self._new_way(program, numbers, call, leaves, check)
+            return self._record(program, numbers, call, leaves, check)
         # Python may have read numbers that were inputs, which are part of the signature then.
         key = program, descriptions(leaves.values, numbers.positions)
-        self._ways.setdefault(key, []).insert(0, way)
-        return way
+        self._replays.setdefault(key, []).insert(0, replay)
+        return replay
 
-    def _checked(
-        self, way: Way, key: Any, call: Call, leaves: Leaves, replayed: Evaluation
-    ) -> Evaluation:
+    def _check_against_program(
+        self, replay: Replay, key: Any, call: Call, leaves: Leaves, replayed: LossEvaluation
+    ) -> LossEvaluation:
         """Run the program as it is, and drop its graph if that gives something else."""
-        evaluation = _as_it_is(call._replace(attached=False), None)
+        evaluation = _run_as_it_is(call._replace(attached=False), None)
         place = _difference(replayed, evaluation)
         if place is None:
             return evaluation._replace(way=CHECKED)
-        self._ways[key].remove(way)
+        self._replays[key].remove(replay)
         if key in self._dropped:
             self._refused[key[0], kinds(leaves.values)] = None
             self._say(f"its graph gives something else than the program, at {place}")
@@ -339,15 +353,15 @@ class Graphs:
         )
         return evaluation
 
-    def _too_many(self, ways: Sequence[Way]) -> str:
+    def _too_many(self, replays: Sequence[Replay]) -> str:
         """Return the reason for no other graph."""
-        if not ways:
+        if not replays:
             return (
                 f"its arguments are of more than max_signatures = {self.max_signatures} kinds (shapes, strides, "
                 "dtypes, devices, and values that are not tensors); use batches of one shape, pass changing numbers as "
                 "tensors, or raise max_signatures"
             )
-        state = ways[0].recording.state
+        state = replays[0].recording.state
         changes = state.changes()
         if not changes:
             return (
@@ -361,15 +375,16 @@ class Graphs:
         )
 
     def _say(self, reason: str, stacklevel: int = 6) -> None:
+        """Warn that a program runs uncompiled, once for each reason."""
         if reason not in self.eager_because:
             self.eager_because.append(reason)
             warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=stacklevel)
 
 
-def _as_it_is(call: Call, check: Check | None) -> Evaluation:
+def _run_as_it_is(call: Call, check: Check | None) -> LossEvaluation:
     """Run the program as usual."""
     with one_at_a_time():
-        evaluation = evaluate(call._replace(mover=None))
+        evaluation = evaluate_loss(call._replace(mover=None))
     if check is not None:
         check(evaluation)
     return evaluation
@@ -380,21 +395,22 @@ def _is_checked(step: int) -> bool:
     return step in CHECKED_STEPS or step % CHECKED_EACH == 0
 
 
-def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
+def _difference(replayed: LossEvaluation, evaluation: LossEvaluation) -> str | None:
     """Return the site or parameter where a graph is furthest from its program, or None if they agree."""
-    ours = dict(zip(replayed.parameters, replayed.gradients, strict=True))
     theirs = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
-    pairs = {"the loss": (replayed.loss, evaluation.loss)}
-    for name, parameter in replayed.parameters.items():
-        if id(parameter) not in replayed.moved:
-            one, other = ours[name], theirs.get(name)
-            none = torch.zeros_like(parameter)
-            pairs[f"the gradient of {name}"] = (
-                none if one is None else one,
-                none if other is None else other,
-            )
-    own, others = zip(*pairs.values(), strict=True)
-    if agree(own, others, MOST_DIFFERENCE):
+    # What is compared, by name.
+    ours = {"the loss": replayed.loss}
+    others = {"the loss": evaluation.loss}
+    for (name, parameter), gradient in zip(
+        replayed.parameters.items(), replayed.gradients, strict=True
+    ):
+        if id(parameter) in replayed.moved:
+            continue
+        other = theirs.get(name)
+        what = f"the gradient of {name}"
+        ours[what] = torch.zeros_like(parameter) if gradient is None else gradient
+        others[what] = torch.zeros_like(parameter) if other is None else other
+    if agree(list(ours.values()), list(others.values()), MOST_DIFFERENCE):
         return None
     if replayed.terms is not None and evaluation.terms is not None:
         for kind in ("nll_by_site", "kl_by_site"):
@@ -404,7 +420,7 @@ def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
                 # A site says more than what its term adds to.
                 if _distance(own[name], other[name]) > MOST_DIFFERENCE:
                     return f"site '{name}'"
-    return max(pairs, key=lambda name: _distance(*pairs[name]))
+    return max(ours, key=lambda what: _distance(ours[what], others[what]))
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
@@ -417,7 +433,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 def _program(call: Call, leaves: Leaves) -> Any:
     """Return what decides on a graph, besides the leaves of the arguments and the state that the program reads."""
-    ids: tuple[Any, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
+    ids: tuple[object, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
     if call.mover is not None:
         moved = call.mover.param_groups[0]["params"]
         ids += tuple(map(bool, map(post_accumulate_hooks, moved)))
@@ -425,10 +441,12 @@ def _program(call: Call, leaves: Leaves) -> Any:
     return ids, leaves.tree, call.gradients, weighted, settings_now()
 
 
-def settings_now() -> tuple[Any, ...]:
+def settings_now() -> tuple[object, ...]:
     """Return the settings of torch and Pyro that a graph fixes."""
-    autocast = [
-        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        for kind in ("cpu", "cuda")
-    ]
-    return *autocast, torch.get_default_dtype(), *(read() for read in READ_SETTINGS)
+    settings: list[object] = []
+    for kind in ("cpu", "cuda"):
+        settings += torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    settings.append(torch.get_default_dtype())
+    for read in READ_SETTINGS:
+        settings.append(read())
+    return tuple(settings)

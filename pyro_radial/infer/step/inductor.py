@@ -5,7 +5,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.step.graph import ChangedTensors, Graph, put_back
 from pyro_radial.infer.step.noise import split_noise
-from pyro_radial.infer.step.state import described
+from pyro_radial.infer.step.program_state import metadata_of
+from pyro_radial.infer.step.tensor_graph import ChangedTensors, Graph, put_back
 
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
 # Instructions that torch itself uses need no trial by a compiler, which takes seconds.
@@ -26,17 +26,20 @@ OPTIONS = {
 }
 MOST_KEPT = 64
 
-# Between compiled code and its graph: the largest error, relative to a result's norm or to this share of the largest.
-MOST_ROUNDING, SMALL = 0.01, 1e-3
+# The largest error of compiled code, relative to the norm of a result or to a share of the largest norm.
+MOST_ROUNDING = 0.01
+SMALL = 1e-3
 
 GraphFunction = Callable[..., Sequence[Tensor]]
 
-_kept: dict[Any, GraphFunction] = {}
+_kept: dict[Hashable, GraphFunction] = {}
 
 
 @one_at_a_time()
-def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> GraphFunction:
-    """Compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
+def compile_once(
+    graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]
+) -> GraphFunction:
+    """Return compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
     key = _key(graph, inputs, options)
     if key not in _kept:
         size = f"{len(graph.module.graph.nodes):,}"
@@ -45,7 +48,7 @@ def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any])
             total=1, desc=f"compiling a graph of {size} operations", leave=False, disable=None
         )
         try:
-            _kept[key] = _checked_code(graph, inputs, {**OPTIONS, **options})
+            _kept[key] = _compile_and_check(graph, inputs, {**OPTIONS, **options})
         except CompilerMissingError as error:
             warnings.warn(
                 f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2
@@ -59,7 +62,7 @@ def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any])
 
 
 def has_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
-    """Return whether :func:`compiled` has code for such a graph."""
+    """Return whether :func:`compile_once` has code for such a graph."""
     return _key(graph, inputs, options) in _kept
 
 
@@ -69,10 +72,10 @@ def forget() -> None:
 
 
 @torch.no_grad()
-def _checked_code(
+def _compile_and_check(
     graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]
 ) -> GraphFunction:
-    """Compiled code with the results of the graph on the same noise; inductor's can be wrong."""
+    """Compile a graph, and return code that gives the graph's results on the same noise; inductor's can be wrong."""
     tensors = [tensor.detach() for tensor in (*graph.constants, *inputs)]
     draw, module = split_noise(graph.module)
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
@@ -83,10 +86,7 @@ def _checked_code(
     def results(code: GraphFunction) -> list[Tensor]:
         """Return what code returns, and what it makes of the tensors that the graph changes."""
         with torch.random.fork_rng(devices):
-            found = [
-                tensor.clone()
-                for tensor in (*code(*tensors), *(tensor for tensor, _ in changed.before))
-            ]
+            found = [tensor.clone() for tensor in (*code(*tensors), *changed.tensors())]
         put_back(changed.before)
         return found
 
@@ -107,25 +107,23 @@ def _checked_code(
 
 
 def agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], most: float) -> bool:
-    """Return whether results differ by rounding alone; one that is small beside the others may be nothing else.
+    """Return whether results differ by rounding alone; a result that is small beside the others may be rounding itself.
 
     :param most: the largest norm of a difference, relative to that of the result.
     """
     sizes = [float(result.double().norm()) for result in theirs]
-    least = SMALL * max((size for size in sizes if math.isfinite(size)), default=0.0)
+    least = SMALL * max(filter(math.isfinite, sizes), default=0.0)
     for a, b, size in zip(ours, theirs, sizes, strict=True):
         equal = (a == b) | (a.isnan() & b.isnan())
-        if not float((a.double() - b.double()).masked_fill(equal, 0.0).norm()) <= most * max(
-            size, least
-        ):
+        difference = float((a.double() - b.double()).masked_fill(equal, 0.0).norm())
+        # A NaN is no rounding.
+        if not difference <= most * max(size, least):
             return False
     return True
 
 
-def _key(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
-    metadata = tuple(described(tensor) for tensor in (*graph.constants, *inputs))
-    return (
-        graph.module.code,
-        metadata,
-        tuple(sorted((name, repr(value)) for name, value in options.items())),
-    )
+def _key(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Hashable:
+    """Return what compiled code depends on."""
+    metadata = tuple(map(metadata_of, (*graph.constants, *inputs)))
+    settings = sorted((name, repr(value)) for name, value in options.items())
+    return graph.module.code, metadata, tuple(settings)

@@ -3,7 +3,7 @@
 
 """A loss with its terms and gradients, as one value."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
@@ -25,16 +25,16 @@ from pyro_radial._pyro.compat import (
     post_accumulate_hooks,
     stored_parameters,
 )
+from pyro_radial._pyro.types import Guide, Model, Node
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
-AS_IT_IS, RECORDED, COMPILED, CAPTURED, CHECKED = (
-    "as it is",
-    "recorded",
-    "compiled",
-    "captured",
-    "checked",
-)
+# How a program ran; see :attr:`LossEvaluation.way`.
+AS_IT_IS = "as it is"
+RECORDED = "recorded"
+COMPILED = "compiled"
+CAPTURED = "captured"
+CHECKED = "checked"
 NOTHING: Mapping[str, Tensor] = {}
 # Losses of Pyro that compile their programs.
 JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
@@ -58,13 +58,13 @@ class Call(NamedTuple):
     """
 
     loss: Any
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
+    model: Model
+    guide: Guide
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     gradients: bool = True
     also: Mapping[str, Tensor] = NOTHING
-    weight: Any = 1.0
+    weight: float | Tensor = 1.0
     step: int = 0
     mover: GraphOptimizer | None = None
     optimizer: Optimizer | None = None
@@ -75,7 +75,7 @@ class Call(NamedTuple):
     scaler: torch.amp.GradScaler | None = None
 
 
-class Evaluation(NamedTuple):
+class LossEvaluation(NamedTuple):
     """A detached loss, and what belongs to it.
 
     :param loss: a 0-d tensor, or one with an element for each part of the loss.
@@ -106,15 +106,23 @@ class Evaluation(NamedTuple):
 
     def with_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter that the loss depends on, with its gradient after hooks."""
-        pairs = zip(self.parameters.values(), self.gradients, strict=True)
-        found = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
-        if self.hooked:
-            return found
-        left = [(parameter, after_hooks(parameter, gradient)) for parameter, gradient in found]
-        return [(parameter, gradient) for parameter, gradient in left if gradient is not None]
+        found: list[tuple[Tensor, Tensor]] = []
+        for parameter, gradient in zip(self.parameters.values(), self.gradients, strict=True):
+            if gradient is not None and not self.hooked:
+                gradient = after_hooks(parameter, gradient)
+            if gradient is not None:
+                found.append((parameter, gradient))
+        return found
 
 
-def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
+def scale_gradients(
+    gradients: Iterable[Tensor | None], factor: float | Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return gradients times a factor; None stays None."""
+    return tuple(None if gradient is None else gradient * factor for gradient in gradients)
+
+
+def evaluate_loss(call: Call, recorded: list[Tensor] | None = None) -> LossEvaluation:
     """Run the program once, find its parameters as ``SVI`` does, and change nothing in the loss.
 
     :param recorded: if the run is recorded, a list that gets the tensors with gradients in ``SVI``.
@@ -122,36 +130,33 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
     differentiable = is_differentiable(call.loss)
     attached = call.attached and call.gradients and differentiable and recorded is None
     # A loss that calls ``backward`` adds to the gradients that there are.
-    earlier = (
-        []
-        if recorded is not None
-        else _without_gradients([*stored_parameters().values(), *call.also.values()])
-    )
+    earlier: list[tuple[Tensor, Tensor | None]] = []
+    if recorded is None:
+        earlier = _take_away_gradients([*stored_parameters().values(), *call.also.values()])
     with poutine.trace(param_only=True) as capture:
         value, terms = _value(call, differentiable)
-    parameters = _trained(capture.trace)
-    known = {id(parameter) for parameter in parameters.values()}
-    parameters |= {
-        name: p for name, p in call.also.items() if p.requires_grad and id(p) not in known
-    }
+    parameters = _parameters_in(capture.trace)
+    known = set(map(id, parameters.values()))
+    for name, parameter in call.also.items():
+        if parameter.requires_grad and id(parameter) not in known:
+            parameters[name] = parameter
     found: Sequence[Tensor | None] = (None,) * len(parameters)
     if differentiable and call.gradients and value.requires_grad and not attached:
         scaled = value if call.share == 1.0 else value * call.share
-        scaled = scaled if call.scaler is None else call.scaler.scale(scaled)
-        if recorded is not None:
-            recorded += _leaves(scaled)
-            found = (
-                torch.autograd.grad(scaled, list(parameters.values()), allow_unused=True)
-                if parameters
-                else ()
-            )
-        else:
+        if call.scaler is not None:
+            scaled = call.scaler.scale(scaled)
+        if recorded is None:
             # As SVI does: all that the loss depends on gets a gradient.
             with hooks_later(parameters.values()):
                 scaled.backward(retain_graph=getattr(call.loss, "retain_graph", None))
+        else:
+            recorded += _leaves(scaled)
+            if parameters:
+                inputs = list(parameters.values())
+                found = torch.autograd.grad(scaled, inputs, allow_unused=True)
     if recorded is None:
         found = [parameter.grad for parameter in parameters.values()]
-        _without_gradients(parameters.values())
+        _take_away_gradients(parameters.values())
         for parameter, gradient in earlier:
             parameter.grad = gradient
     moved: frozenset[int] = frozenset()
@@ -161,19 +166,15 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
         moved = call.mover.move(value.detach(), by_id, _constrained(capture.trace))
         found = [None if key in moved else gradient for key, gradient in by_id.items()]
     # The tail-adaptive loss has gradients but no value.
-    lost = (
-        torch.isnan(value)
-        if isinstance(call.loss, TraceTailAdaptive_ELBO)
-        else ~torch.isfinite(value)
-    )
-    summary = None if terms is None else _summary(terms)
-    return Evaluation(
+    has_value = not isinstance(call.loss, TraceTailAdaptive_ELBO)
+    lost = ~torch.isfinite(value) if has_value else torch.isnan(value)
+    return LossEvaluation(
         value if attached else value.detach(),
-        _apart(found),
+        _separate(found),
         parameters,
-        lost.any().float(),
-        terms,
-        summary,
+        broken=lost.any().float(),
+        terms=terms,
+        summary=None if terms is None else _summary(terms),
         hooked=not differentiable,
         moved=moved,
         attached=attached,
@@ -181,7 +182,7 @@ def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
 
 
 def is_differentiable(loss: Any) -> bool:
-    """Whether a loss, or a function in its place, returns a tensor to differentiate, and leaves compiling to others."""
+    """Return whether a loss, or a function, returns a tensor to differentiate, and leaves compiling to others."""
     if not hasattr(loss, "loss_and_grads"):
         return True
     return (
@@ -233,16 +234,16 @@ def _summary(terms: LossTerms) -> Tensor:
     return torch.stack([each.loss, each.negative_log_likelihood, each.kl]).detach()
 
 
-def _without_gradients(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
-    """Take the gradients of parameters away; returns both. A loss that calls ``backward`` adds to what there is."""
+def _take_away_gradients(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    """Set the gradients of parameters to None, and return each parameter with its gradient from before."""
     earlier = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in earlier:
         parameter.grad = None
     return earlier
 
 
-def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Gradients in memory of their own, so that each can be changed in place."""
+def _separate(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return gradients in memory of their own, so that each can be changed in place."""
     taken: set[int] = set()
     own: list[Tensor | None] = []
     for gradient in gradients:
@@ -259,12 +260,13 @@ def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
     return tuple(own)
 
 
-def _trained(trace: Trace) -> dict[str, Tensor]:
+def _parameters_in(trace: Trace) -> dict[str, Tensor]:
     """Return the parameters in a trace, as Pyro's optimizers see them: each once, by its first name."""
     found: dict[int, tuple[str, Tensor]] = {}
-    for name, site in dict[str, Any](trace.nodes).items():
-        value = site["value"]
-        value = value.unconstrained() if hasattr(value, "unconstrained") else value
+    for name, node in dict[str, Node](trace.nodes).items():
+        value = node["value"]
+        if hasattr(value, "unconstrained"):
+            value = value.unconstrained()
         if value.requires_grad:
             found.setdefault(id(value), (name, value))
     return dict(found.values())
@@ -283,9 +285,9 @@ def _leaves(value: Tensor) -> list[Tensor]:
 
 def _constrained(trace: Trace) -> dict[int, Tensor]:
     """Return the values of constrained parameters, by the id of the unconstrained one."""
-    values = [site["value"] for site in dict[str, Any](trace.nodes).values()]
-    return {
-        id(value.unconstrained()): value.detach()
-        for value in values
-        if hasattr(value, "unconstrained")
-    }
+    constrained: dict[int, Tensor] = {}
+    for node in dict[str, Node](trace.nodes).values():
+        value = node["value"]
+        if hasattr(value, "unconstrained"):
+            constrained[id(value.unconstrained())] = value.detach()
+    return constrained

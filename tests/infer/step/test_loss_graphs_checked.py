@@ -20,8 +20,8 @@ import torch
 from pyro.infer import Trace_ELBO
 
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, NaturalGradient, TermsELBO
-from pyro_radial.infer.step import graphs
-from pyro_radial.infer.step.evaluate import AS_IT_IS, CHECKED
+from pyro_radial.infer.step import loss_graphs
+from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, CHECKED
 from tests.helpers.networks import classifier, data, mlp
 
 X, Y = data(8)
@@ -116,7 +116,7 @@ def test_checked_steps_are_those_of_the_graph(optim, monkeypatch):
     ends = []
     for checked in (False, True):
         if not checked:
-            monkeypatch.setattr(graphs, "_is_checked", lambda step: False)
+            monkeypatch.setattr(loss_graphs, "_is_checked", lambda step: False)
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         model = classifier(net=mlp())
@@ -135,4 +135,4 @@ def test_checked_steps_are_those_of_the_graph(optim, monkeypatch):
 
 
 def test_each_thousandth_step_is_checked():
-    assert [step for step in range(1, 3_500) if graphs._is_checked(step)] == [2, 10, 100, 1_000, 2_000, 3_000]
+    assert [step for step in range(1, 3_500) if loss_graphs._is_checked(step)] == [2, 10, 100, 1_000, 2_000, 3_000]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyro
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn.modules.module import register_module_buffer_registration_hook
@@ -27,7 +28,7 @@ from pyro_radial._pyro.compat import (
     untraced,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
-from pyro_radial.infer.step.state import MOST_BYTES, UncapturableError
+from pyro_radial.infer.step.program_state import MOST_BYTES, UncapturableError
 
 # Besides operations, which have tags. Legacy constructors, such as torch.FloatTensor([number]), call __float__.
 TO_HOST = (
@@ -70,6 +71,9 @@ LIKE = {
     torch.ops.aten.zeros_like.default,
 }
 
+# The arguments of an operation.
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 # By a dict of buffers and a name: the dict, the buffer from before, and the latest one.
 Buffers = dict[tuple[int, str], tuple[dict[str, Any], Any, Any]]
 
@@ -107,9 +111,8 @@ class Graph(NamedTuple):
     def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
         """Return the tree with these tensors, or with ``Tensor`` in their places."""
         found = repeat(Tensor) if tensors is None else iter(tensors)
-        return tree_unflatten(
-            [next(found) if leaf is Tensor else leaf for leaf in self.leaves], self.tree
-        )
+        leaves = [next(found) if leaf is Tensor else leaf for leaf in self.leaves]
+        return tree_unflatten(leaves, self.tree)
 
 
 def record(
@@ -133,14 +136,14 @@ def record(
         nonlocal tree
         found, tree = tree_flatten(function(*tensors))
         leaves[:] = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in found]
-        return [leaf for leaf in (*found, *reads.guarded) if isinstance(leaf, Tensor)]
+        return [*_tensors_in(found), *reads.guarded]
 
     reads = _HostReads(numbers[1:], arguments, readable, changed)
     functions: dict[Any, Callable[..., Any]] = {}
     for function_to_host in TO_HOST:
-        functions[function_to_host] = partial(reads.copied, function_to_host)
+        functions[function_to_host] = partial(reads.copy_to_host, function_to_host)
     for constructor in CONSTRUCTORS:
-        functions[constructor] = partial(reads.constructed, constructor)
+        functions[constructor] = partial(reads.construct, constructor)
     copies = ReplaceFunctions(functions)
     with pyro.validation_enabled(False), reads, copies:
         module = record_graph(tensors_alone, inputs)
@@ -176,14 +179,7 @@ class _HostReads(TorchDispatchMode):
         # After the latest draw.
         self._noise = TorchNoise.now()
         for tensor in readable:
-            # A class of its own may refuse that its attributes are read.
-            plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-            if (
-                plain
-                and not tensor.requires_grad
-                and tensor.device.type == "cpu"
-                and tensor.nbytes <= MOST_BYTES
-            ):
+            if _is_readable(tensor):
                 self._note(tensor, {id(tensor)})
         for tensor in numbers:
             self._note(tensor, {id(tensor)})
@@ -192,13 +188,18 @@ class _HostReads(TorchDispatchMode):
         for tensor in changed:
             self._note(tensor, None)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if not is_capturing():
             return func(*args, **kwargs)
         shape = torch.Tag.dynamic_output_shape in func.tags
         if func is torch.ops.aten.index.Tensor:
-            args = args[0], [number for index in args[1] for number in self._numbers(index)]
+            indices: list[Tensor | None] = []
+            for index in args[1]:
+                indices += self._numbers(index)
+            args = args[0], indices
         elif shape or torch.Tag.data_dependent_output in func.tags:
             with untraced():
                 result = func(*args, **kwargs)
@@ -206,19 +207,23 @@ class _HostReads(TorchDispatchMode):
             self.reads((args, kwargs), SHAPE_READ if shape else VALUE_READ, traced)
             return result
         sources = set() if func is LITERAL else self._sources_of(_read_by(func, args, kwargs))
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
-        if seeded:
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if draws:
             sources = None
-            now = TorchNoise.now()
-            same = map(torch.equal, (now.cpu, *now.cuda), (self._noise.cpu, *self._noise.cuda))
-            if not all(same):
-                raise UncapturableError(SEEDED)
+            self._check_noise()
         changed = _changed_by(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._noise = TorchNoise.now() if seeded else self._noise
-        for tensor in (*changed, *_tensors(result)):
+        if draws:
+            self._noise = TorchNoise.now()
+        for tensor in (*changed, *_tensors_in(result)):
             self._note(tensor, sources)
         return result
+
+    def _check_noise(self) -> None:
+        """Raise an error if the state of a generator is not that after the latest draw."""
+        now = TorchNoise.now()
+        if not all(map(torch.equal, (now.cpu, *now.cuda), (self._noise.cpu, *self._noise.cuda))):
+            raise UncapturableError(SEEDED)
 
     def reads(self, tree: Any, reason: str = VALUE_READ, values: Any = None) -> None:
         """Note that the host reads tensors, or raise an error.
@@ -229,20 +234,22 @@ class _HostReads(TorchDispatchMode):
         if sources is None:
             raise UncapturableError(reason)
         if ARGUMENTS in sources:
-            values = _tensors(tree if values is None else values)
+            values = _tensors_in(tree if values is None else values)
             if sum(value.nbytes for value in values) > MOST_GUARDED:
                 raise UncapturableError(reason)
             # Copies, because the program may change them.
             self.guarded += [torch.ops.aten.clone.default(value) for value in values]
         self.read |= sources - {ARGUMENTS}
 
-    def copied(self, function: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def copy_to_host(
+        self, function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         """Copy a tensor to the host, which no operation shows."""
         self.reads(tensor)
         with untraced():
             return function(tensor, *args, **kwargs)
 
-    def constructed(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def construct(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make a tensor of a list, whose tensors no operation shows."""
         self.reads([argument for argument in args if isinstance(argument, list | tuple)])
         return function(*args, **kwargs)
@@ -255,11 +262,18 @@ class _HostReads(TorchDispatchMode):
         with untraced():
             return index.nonzero().unbind(1)
 
-    def _sources_of(self, tree: Any) -> set[int] | None:
-        found = [self._sources.get(_memory(tensor)) for tensor in _tensors(tree)]
-        return None if None in found else set[int]().union(*(ids for ids in found if ids))
+    def _sources_of(self, tree: object) -> set[int] | None:
+        """Return what the values of the tensors in a tree come from; None if they come from anything else too."""
+        found: set[int] = set()
+        for tensor in _tensors_in(tree):
+            sources = self._sources.get(_memory(tensor))
+            if sources is None:
+                return None
+            found |= sources
+        return found
 
     def _note(self, tensor: Tensor, sources: set[int] | None) -> None:
+        """Note what the value of a tensor comes from."""
         self._sources[_memory(tensor)] = sources
         if sources is not None:
             self._known.append(tensor)
@@ -271,9 +285,16 @@ class ChangedTensors(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._made: set[int] = set()
+        #: Each tensor before a change of it, with a copy.
         self.before: list[tuple[Tensor, Tensor]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that operations have changed, one for each change."""
+        return [tensor for tensor, _ in self.before]
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         for tensor in _changed_by(func, args, kwargs):
             if _memory(tensor) not in self._made:
@@ -281,21 +302,31 @@ class ChangedTensors(TorchDispatchMode):
         result = func(*args, **kwargs)
         # A view has the memory of an argument, and a tensor of Python numbers memory of its own.
         given = () if func is LITERAL else (args, kwargs)
-        self._made |= {*map(_memory, _tensors(result))} - {*map(_memory, _tensors(given))}
+        self._made |= {*map(_memory, _tensors_in(result))} - {*map(_memory, _tensors_in(given))}
         return result
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _tensors_in(tree: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def _is_readable(tensor: Tensor) -> bool:
+    """Return whether the host may read a tensor: a small one in its memory that is not trained."""
+    # A class of its own may refuse that its attributes are read.
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    in_host_memory = tensor.device.type == "cpu" and tensor.nbytes <= MOST_BYTES
+    return in_host_memory and not tensor.requires_grad
+
+
 def _memory(tensor: Tensor) -> int:
+    """Return the identity of a tensor's memory, which its views share."""
     # Sparse tensors have several memories.
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 @contextmanager
-def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+def restore_after(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Give these tensors their values back at the end of the block."""
     values = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
@@ -312,13 +343,15 @@ def put_back(values: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 @contextmanager
-def replaced_buffers() -> Iterator[Buffers]:
+def note_replaced_buffers() -> Iterator[Buffers]:
     """Find the buffers that modules replace in the block, which no operation shows."""
     found: Buffers = {}
 
     def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
-        holder, key = module._buffers, (id(module._buffers), name)
-        found[key] = holder, found[key][1] if key in found else holder.get(name), buffer
+        holder = module._buffers
+        key = id(holder), name
+        before = found[key][1] if key in found else holder.get(name)
+        found[key] = holder, before, buffer
 
     hook = register_module_buffer_registration_hook(note)
     try:
@@ -331,32 +364,30 @@ def replaced_buffers() -> Iterator[Buffers]:
 def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
     """Put the buffers from before back; ``write`` copies the present values into them, which a graph can do."""
     for (_, name), (holder, before, now) in buffers.items():
+        if not isinstance(before, Tensor) or before.is_meta:
+            continue
         # A network that was called with the buffers of another has its own again.
-        if (
-            isinstance(before, Tensor)
-            and holder.get(name) is now is not before
-            and not before.is_meta
-        ):
+        if now is not before and holder.get(name) is now:
             if write:
                 before.copy_(holder[name])
             holder[name] = before
 
 
-def _read_by(func: Any, args: Any, kwargs: Any) -> Any:
+def _read_by(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """Return the arguments of an operation whose values it reads."""
-    if func in LIKE:
-        return args[1:], kwargs
-    return args, kwargs
+    return (args[1:] if func in LIKE else args), kwargs
 
 
-def _changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
     """Return the tensors that an operation changes; kernels of batch norm change statistics without saying so."""
-    changed = list(args[3:5]) if "batch_norm" in str(func) and "backward" not in str(func) else []
+    changed: list[Any] = []
+    if "batch_norm" in str(func) and "backward" not in str(func):
+        changed += args[3:5]
     if func._schema.is_mutable:
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 changed.append(args[place] if place < len(args) else kwargs.get(argument.name))
-    return _tensors(changed)
+    return _tensors_in(changed)
 
 
 def _take_guards(
@@ -368,25 +399,27 @@ def _take_guards(
     (output,) = module.graph.find_nodes(op="output")
     results = output.args[0]
     output.args = (results[: -len(expected)],)
-    needed = set(results[-len(expected) :])
+    guarded = results[-len(expected) :]
+    needed = set(guarded)
     # Constructors such as torch.FloatTensor([number]) hide what they read.
     if any(node.op == "placeholder" for node in needed):
         raise UncapturableError(VALUE_READ)
     for node in reversed(module.graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)
-    graph, copies = torch.fx.Graph(), dict[Node, Node]()
     places: list[Tensor | int] = []
     inputs = module.graph.find_nodes(op="placeholder")
     for number, node in enumerate(inputs):
         if node in needed:
             argument = number - len(constants) - numbers
             places.append(constants[number] if argument < 0 else argument)
+    graph = torch.fx.Graph()
+    copies: dict[Node, Node] = {}
     for node in module.graph.nodes:
         if node in needed:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output([copies[node] for node in results[-len(expected) :]])
-    for node in results[-len(expected) :]:
+    graph.output([copies[node] for node in guarded])
+    for node in guarded:
         module.graph.erase_node(node)
     module.recompile()
     values = [value.detach().clone() for value in expected]
@@ -412,8 +445,9 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
         node.replace_all_uses_with(lifted[id(value)])
         graph.erase_node(node)
     module.recompile()
-    for name in [name for name in (*module._parameters, *module._buffers) if "_constant" in name]:
-        delattr(module, name)
+    for name in (*module._parameters, *module._buffers):
+        if "_constant" in name:
+            delattr(module, name)
     return tensors
 
 
@@ -424,18 +458,21 @@ def _with_literals_on(
 
     :returns: the constants of the changed graph.
     """
-    graph, kept = module.graph, dict[Node, Tensor]()
+    graph = module.graph
     graph.eliminate_dead_code()
-    places = [node for node in graph.nodes if node.op == "placeholder"][: len(constants)]
-    known = dict[Node, Tensor]()
+    places = graph.find_nodes(op="placeholder")[: len(constants)]
+    # The tensors that are still inputs, and those that are known from literals alone.
+    kept: dict[Node, Tensor] = {}
+    known: dict[Node, Tensor] = {}
     for node, tensor in zip(places, constants, strict=True):
         if tensor.device.type == "cpu" and all(user.target is LITERAL_COPY for user in node.users):
             known[node] = tensor
         else:
             kept[node] = tensor
     for node in graph.nodes:
-        found = node.op == "call_function" and bool(node.all_input_nodes) and _is_pure(node)
-        if found and all(argument in known for argument in node.all_input_nodes):
+        inputs = node.all_input_nodes
+        computes = node.op == "call_function" and bool(inputs) and _is_pure(node)
+        if computes and known.keys() >= set(inputs):
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = node.target(*args, **kwargs)
     for node in list(known):
@@ -454,9 +491,8 @@ def _with_literals_on(
 
 def _is_pure(node: Node) -> bool:
     """Return whether a node only computes, and nothing writes into its result."""
-    targets: list[Any] = [node.target, *(user.target for user in node.users)]
-    if any(
-        getattr(target, "_schema", None) is None or target._schema.is_mutable for target in targets
-    ):
-        return False
+    for one in (node, *node.users):
+        schema = getattr(one.target, "_schema", None)
+        if schema is None or schema.is_mutable:
+            return False
     return torch.Tag.nondeterministic_seeded not in node.target.tags  # type: ignore[union-attr]

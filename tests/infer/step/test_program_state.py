@@ -24,7 +24,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
 from pyro_radial import AutoMeanField, TermsELBO
-from pyro_radial.infer.step.recording import Call, evaluate
+from pyro_radial.infer.step.loss_evaluation import Call, evaluate_loss
 from tests.helpers.graphs import Graphed
 
 X = torch.linspace(-1.0, 2.0, 6)
@@ -701,7 +701,7 @@ def steps(name, captured):
         else:
             weight = program.loss.weight_at(step) if isinstance(program.loss, TermsELBO) else 1.0
             call = Call(program.loss, program.model, program.guide, (program.x,), {}, weight=weight)
-            evaluation = evaluate(call)
+            evaluation = evaluate_loss(call)
             loss, pairs = evaluation.loss, evaluation.with_gradients()
         outcomes.append([loss, *(gradient for _, gradient in pairs)])
         with torch.no_grad():
