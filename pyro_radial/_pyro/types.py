@@ -12,6 +12,9 @@ from torch import Tensor
 Model = Callable[..., Any]
 #: A function or module with the arguments of its model, which draws a value for each latent site of the model.
 Guide = Callable[..., Any]
+#: The arguments of a model and its guide: those without names, and those with names.
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
 #: The inputs or the targets of some rows: a tensor ``[B, ...]``, or several in a tuple or a dict.
 Batch = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 #: A node of a trace: ``name``, ``fn`` (the distribution), ``value``, ``infer``, ``is_observed`` and more.

@@ -16,21 +16,23 @@ import pyro
 import torch
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pyro_radial._pyro.compat import mark_stepped, optimizer_state_waiting, pyro_settings
+from pyro_radial._pyro.types import Args, Kwargs, Model
 
 
 class GuideOptim(ABC):
     """The settings of an optimizer that is made for a model and its guide, not for a list of parameters."""
 
     @abstractmethod
-    def optimizer(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Optimizer:
+    def optimizer(self, model: Model, guide: nn.Module, *args: Any, **kwargs: Any) -> Optimizer:
         """Make the optimizer; ``args`` are those of the model and the guide."""
 
     @abstractmethod
-    def scheduler(self, optimizer: Optimizer, steps: int) -> Any:
+    def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         """Make the schedule of its learning rates for a run of so many steps."""
 
     def advice_before(self, steps: int) -> str | None:
@@ -68,7 +70,7 @@ class GraphOptimizer(Optimizer, ABC):
         """Count a step that :meth:`move` has taken."""
 
     @abstractmethod
-    def clipped(self) -> list[Tensor]:
+    def parameters_to_clip(self) -> list[Tensor]:
         """Return the parameters with gradients to clip."""
 
 
@@ -94,10 +96,11 @@ class JointOptimizer:
         self, optim: Any, clip_norm: float | None = None, scaler: torch.amp.GradScaler | None = None
     ) -> None:
         check_optim(optim if not isinstance(optim, Optimizer) else type(optim))
-        self._optim, self._clip_norm = optim, clip_norm
+        self._optim = optim
+        self._clip_norm = clip_norm
         self._scaler = torch.amp.GradScaler("cpu", enabled=False) if scaler is None else scaler
         self.optimizer: Optimizer | None = None
-        # By id, and so kept alive.
+        # The parameters by id, kept alive so that no other gets the id.
         self._known: dict[int, Tensor] = {}
         self._scheduler: Any = None
         if isinstance(optim, Optimizer):
@@ -108,14 +111,14 @@ class JointOptimizer:
         """Add the parameters that are new."""
         if isinstance(self._optim, Optimizer | GuideOptim):
             return
-        new = {
-            name: parameter
-            for name, parameter in parameters.items()
-            if id(parameter) not in self._known
-        }
+        new: dict[str, Tensor] = {}
+        for name, parameter in parameters.items():
+            if id(parameter) not in self._known:
+                new[name] = parameter
         if not new:
             return
-        self._known |= {id(parameter): parameter for parameter in new.values()}
+        for parameter in new.values():
+            self._known[id(parameter)] = parameter
         optim: Any = self._optim
         if self.optimizer is None:
             self.optimizer = make_optimizer(optim, new)
@@ -133,17 +136,17 @@ class JointOptimizer:
                     self._scheduler.base_lrs.append(group["lr"])
             _join(self.optimizer, other)
 
-    def start(
-        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def start(self, model: Model, guide: Any, args: Args, kwargs: Kwargs) -> None:
         """Make an optimizer that depends on the model and the guide before the first loss."""
         if isinstance(self._optim, GuideOptim) and self.optimizer is None:
             self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
 
     def forget_gradients(self) -> None:
         """Free the memory of the last gradients."""
+        if self.optimizer is None:
+            return
         # Without the hooks of torch's zero_grad, which take as long as a small layer.
-        for parameter in [] if self.optimizer is None else optimizer_parameters(self.optimizer):
+        for parameter in optimizer_parameters(self.optimizer):
             parameter.grad = None
 
     def add(
@@ -171,7 +174,10 @@ class JointOptimizer:
             return
         if self._clip_norm is not None:
             self._scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(clipped_parameters(optimizer), self._clip_norm)
+            clipped = optimizer_parameters(optimizer)
+            if isinstance(optimizer, GraphOptimizer):
+                clipped = optimizer.parameters_to_clip()
+            torch.nn.utils.clip_grad_norm_(clipped, self._clip_norm)
         with naming_devices(optimizer):
             # After an overflow of the scaled loss it takes no step.
             self._scaler.step(optimizer)
@@ -191,26 +197,15 @@ def naming_devices(optimizer: Optimizer) -> Iterator[None]:
         yield
     except RuntimeError as error:
         for parameter, state in optimizer.state.items():
-            devices = {
-                value.device
-                for value in state.values()
-                if isinstance(value, Tensor) and value.dim()
-            }
-            for device in devices - {parameter.device}:
-                raise ValueError(
-                    f"guide and model must stay where their first step was, on {device}, got a parameter on "
-                    f"{parameter.device}; after moving them make a new CompiledSVI, or a new optimizer"
-                ) from error
+            for value in state.values():
+                # Counts of steps may be elsewhere.
+                has_elements = isinstance(value, Tensor) and value.dim() > 0
+                if has_elements and value.device != parameter.device:
+                    raise ValueError(
+                        f"guide and model must stay where their first step was, on {value.device}, got a parameter on "
+                        f"{parameter.device}; after moving them make a new CompiledSVI, or a new optimizer"
+                    ) from error
         raise
-
-
-def clipped_parameters(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters with gradients to clip."""
-    return (
-        optimizer.clipped()
-        if isinstance(optimizer, GraphOptimizer)
-        else optimizer_parameters(optimizer)
-    )
 
 
 def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -226,29 +221,32 @@ def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
             f"{type(optim).__name__} is an optimizer of a guide, not of other parameters"
         )
     if isinstance(optim, PyroOptim):
-        return _of_pyro(optim, stored_names(parameters))
+        return _make_from_pyro(optim, stored_names(parameters))
     optimizer = optim(list(parameters.values()))
     check_no_closure(optimizer)
-    return _fused_on_cuda(optimizer)
+    return _fuse_on_cuda(optimizer)
 
 
-def _fused_on_cuda(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with torch's fused step, which a CUDA graph can hold, unless its maker chose another."""
-    made: Any = type(optimizer)
-    if made not in (Adam, AdamW, SGD) or not all(
-        p.is_cuda and p.is_floating_point() for p in optimizer_parameters(optimizer)
-    ):
+def _fuse_on_cuda(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer with torch's fused step, which a CUDA graph can hold, unless its maker chose another."""
+    kind: Any = type(optimizer)
+    if kind not in (Adam, AdamW, SGD):
         return optimizer
-    groups = [{**group, "fused": True} for group in optimizer.param_groups]
+    for parameter in optimizer_parameters(optimizer):
+        if not (parameter.is_cuda and parameter.is_floating_point()):
+            return optimizer
+    groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         # None leaves the choice to torch; False is a choice.
-        chosen = any(group.get(choice) is not None for choice in ("foreach", "fused"))
+        chosen = group.get("foreach") is not None or group.get("fused") is not None
         if chosen or any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
             return optimizer
-    return made(groups, fused=True)
+        groups.append({**group, "fused": True})
+    return kind(groups, fused=True)
 
 
-def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
+def _make_from_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
+    """Make a torch optimizer with the settings that a Pyro optimizer has for parameters of these names."""
     if optim.pt_clip_args:
         raise ValueError(
             f"optim must not clip each parameter by itself, got {type(optim).__name__} with clip_args; use clip_norm "
@@ -260,19 +258,17 @@ def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
             "of the torch optimizer instead"
         )
     groups: list[tuple[dict[str, Any], list[Tensor]]] = []
+    names: set[str] = set()
     for name, parameter in parameters.items():
         settings, _ = pyro_settings(optim, name)
         if not isinstance(settings, dict):
             raise ValueError(
                 f"optim must return a dict of settings for each parameter, got {settings!r} for '{name}'"
             )
-        if all(other != settings for other, _ in groups):
-            groups.append((settings, []))
-        next(members for other, members in groups if other == settings).append(parameter)
+        names.update(settings)
+        _members_with(settings, groups).append(parameter)
     constructor: Any = optim.pt_optim_constructor
-    fused = _fused(
-        constructor, {key for settings, _ in groups for key in settings}, parameters.values()
-    )
+    fused = _fused_setting(constructor, names, parameters.values())
     # The constructor checks the settings of each group and fills in its own defaults.
     first, *others = (
         constructor(members, **settings, **fused) for settings, members in groups or [({}, [])]
@@ -281,6 +277,17 @@ def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
     for other in others:
         _join(first, other)
     return first
+
+
+def _members_with(
+    settings: dict[str, Any], groups: list[tuple[dict[str, Any], list[Tensor]]]
+) -> list[Tensor]:
+    """Return the members of the group with these settings, which is added if there is none."""
+    for known, members in groups:
+        if known == settings:
+            return members
+    groups.append((settings, []))
+    return groups[-1][1]
 
 
 def _join(optimizer: Optimizer, other: Optimizer) -> None:
@@ -296,9 +303,9 @@ def stored_names(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     named: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         stored = store.param_name(parameter)
-        named[
-            name.removesuffix("_unconstrained") if stored is None or stored in named else stored
-        ] = parameter
+        if stored is None or stored in named:
+            stored = name.removesuffix("_unconstrained")
+        named[stored] = parameter
     return named
 
 
@@ -306,19 +313,19 @@ def fused_optimizer(
     constructor: Callable[..., Optimizer], settings: Mapping[str, Any], parameters: list[Tensor]
 ) -> Optimizer:
     """Make an optimizer with torch's fused step, if it has one for these parameters and settings."""
-    return constructor(parameters, **settings, **_fused(constructor, settings, parameters))
+    return constructor(parameters, **settings, **_fused_setting(constructor, settings, parameters))
 
 
-def _fused(
+def _fused_setting(
     constructor: Callable[..., Optimizer], settings: Iterable[str], parameters: Iterable[Tensor]
 ) -> dict[str, bool]:
-    arguments = inspect.signature(constructor).parameters
+    """Return the setting of torch's fused step; none where there is no such step, or a user's setting excludes it."""
+    if "fused" not in inspect.signature(constructor).parameters:
+        return {}
+    if (CHOICES | STARTS_TOGETHER) & {*settings}:
+        return {}
     able = all(p.is_floating_point() and p.device.type in FUSED_ON for p in parameters)
-    return (
-        {"fused": True}
-        if "fused" in arguments and not (CHOICES | STARTS_TOGETHER) & {*settings} and able
-        else {}
-    )
+    return {"fused": True} if able else {}
 
 
 #: Adam at a learning rate of 1e-3.
@@ -328,11 +335,8 @@ DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
 def check_optim(optim: Any, argument: str = "optim") -> None:
     """Raise a ``ValueError`` that names the argument unless :func:`make_optimizer` can make an optimizer of this."""
     is_other_class = isinstance(optim, type) and not issubclass(optim, Optimizer)
-    if (
-        isinstance(optim, Optimizer)
-        or is_other_class
-        or not (callable(optim) or isinstance(optim, GuideOptim))
-    ):
+    makes_optimizers = callable(optim) or isinstance(optim, GuideOptim)
+    if isinstance(optim, Optimizer) or is_other_class or not makes_optimizers:
         raise ValueError(
             f"{argument} must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
             f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"
@@ -351,21 +355,26 @@ def check_no_closure(optimizer: Optimizer) -> None:
 
 def initial_rates(optimizer: Optimizer) -> list[float | None]:
     """Return the learning rate that each group of parameters starts from; None where the optimizer has none."""
-    rates = (group.get("initial_lr", group.get("lr")) for group in optimizer.param_groups)
-    return [None if rate is None else float(rate) for rate in rates]
+    rates: list[float | None] = []
+    for group in optimizer.param_groups:
+        rate = group.get("initial_lr", group.get("lr"))
+        rates.append(None if rate is None else float(rate))
+    return rates
 
 
 def change_rates(
-    optimizer: Optimizer, scheduler: Any, before: list[Any], now: list[Any], path: Path
+    optimizer: Optimizer,
+    scheduler: Any,
+    before: list[Any],
+    now: list[Any],
+    path: Path,
 ) -> None:
     """Resume at other learning rates, with a warning; a rate that has decayed becomes the new rate, decayed as far."""
     if before == now:
         return
-    was, new_rates = (
-        " and ".join(f"{rate:g}" for rate in rates if rate is not None) for rates in (before, now)
-    )
     warnings.warn(
-        f"checkpoint {path} was made with lr={was}, this run resumes with lr={new_rates}",
+        f"checkpoint {path} was made with lr={_rates_in_words(before)}, this run resumes with "
+        f"lr={_rates_in_words(now)}",
         stacklevel=4,
     )
     for group, old, new in zip(optimizer.param_groups, before, now, strict=True):
@@ -374,14 +383,22 @@ def change_rates(
     _start_from(scheduler, [group.get("initial_lr") for group in optimizer.param_groups])
 
 
+def _rates_in_words(rates: Iterable[float | None]) -> str:
+    return " and ".join(f"{rate:g}" for rate in rates if rate is not None)
+
+
 def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
     """Check a saved state for torch's fused steps, which check no shape, and give it the parameters' strides."""
-    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
-    parameters = [(p, there.get("fused")) for group, there in groups for p in group["params"]]
+    is_fused: list[bool] = []
+    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        is_fused += [bool(other.get("fused"))] * len(group["params"])
+    parameters = optimizer_parameters(optimizer)
     for number, state in saved["state"].items():
-        parameter, fused = parameters[number]
+        if not is_fused[number]:
+            continue
+        parameter = parameters[number]
         for name, value in state.items():
-            if not fused or name == "step" or not isinstance(value, Tensor):
+            if name == "step" or not isinstance(value, Tensor):
                 continue
             if value.shape != parameter.shape:
                 raise ValueError(
@@ -391,7 +408,7 @@ def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -
             state[name] = torch.empty_like(parameter).copy_(value)
 
 
-def _start_from(scheduler: Any, rates: list[Any]) -> None:
+def _start_from(scheduler: Any, rates: Sequence[float | None]) -> None:
     """Give a scheduler, and the schedulers that it consists of, the rates that it multiplies."""
     if hasattr(scheduler, "base_lrs"):
         scheduler.base_lrs = list(rates)

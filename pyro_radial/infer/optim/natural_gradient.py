@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyro.poutine as poutine
 import torch
 from pyro.distributions.transforms import SoftplusTransform
+from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import Transform, transform_to
 from torch.optim import Optimizer
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from pyro_radial._pyro.checks import check_number, check_types, optional, positive_float
 from pyro_radial._pyro.random_numbers import seeded
+from pyro_radial._pyro.types import Model, Node
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.numerics import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
@@ -30,6 +32,7 @@ from pyro_radial.infer.optim.joint import (
     Optim,
     check_optim,
     make_optimizer,
+    optimizer_parameters,
 )
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihoods import Likelihood
@@ -131,7 +134,8 @@ class NaturalGradient(GuideOptim):
         usual = LR if beta2 is None else LR_AS_PUBLISHED
         self.lr = usual if lr is None else positive_float("lr", lr)
         self.hess_init = optional(positive_float, "hess_init", hess_init)
-        self.beta1, self.beta2 = _decay("beta1", beta1), optional(_decay, "beta2", beta2)
+        self.beta1 = _decay("beta1", beta1)
+        self.beta2 = optional(_decay, "beta2", beta2)
         check_optim(others, "others")
         if isinstance(others, GuideOptim):
             raise ValueError(
@@ -158,33 +162,37 @@ class NaturalGradient(GuideOptim):
             getattr(guide, "setup", guide)(*args, **kwargs)
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
-        pairs, parts = [], [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
+        sites: list[SiteState] = []
+        parts = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
         for part in parts:
-            sites = {
-                name: site
-                for name, site in part.loc_scale_sites().items()
-                if not _is_local(trace.nodes[name])
-            }
+            found: dict[str, LocScaleSite] = {}
+            for name, site in part.loc_scale_sites().items():
+                if not _is_local(trace.nodes[name]):
+                    found[name] = site
             num_data = _known_num_data(model, trace)
             if self.hess_init is not None:
-                self._set_widths(part, sites, trace, num_data * self.hess_init)
-            pairs += [Pair.of(name, site) for name, site in sites.items()]
-        if not pairs:
-            families = {
-                n: type(f).__name__ for part in parts for n, f in part.chosen_families().items()
-            }
+                self._set_widths(part, found, trace, num_data * self.hess_init)
+            for name, site in found.items():
+                sites.append(SiteState.of(name, site))
+        if not sites:
+            families: dict[str, str] = {}
+            for part in parts:
+                for name, family in part.chosen_families().items():
+                    families[name] = type(family).__name__
             raise ValueError(
                 f"guide must have a site with a normal or radial family, got {families or type(guide).__name__}; use "
                 "another optimizer"
             )
-        own = {id(parameter) for pair in pairs for parameter in (pair.loc, pair.scale)}
+        own = set(map(id, _locs_and_scales(sites)))
         every = {**dict(TermsELBO()(model, guide).named_parameters()), **_parameters(drawn, trace)}
-        rest = {name: p for name, p in every.items() if p.requires_grad and id(p) not in own}
         # Each parameter under one name.
-        once = dict({id(parameter): (name, parameter) for name, parameter in rest.items()}.values())
-        others = make_optimizer(self.others, once) if rest else None
+        rest: dict[int, tuple[str, Tensor]] = {}
+        for name, parameter in every.items():
+            if parameter.requires_grad and id(parameter) not in own:
+                rest[id(parameter)] = name, parameter
+        others = make_optimizer(self.others, dict(rest.values())) if rest else None
         return NaturalGradientOptimizer(
-            pairs, others, lr=self.lr, beta1=self.beta1, beta2=self.beta2, settling=SETTLING_STEPS
+            sites, others, lr=self.lr, beta1=self.beta1, beta2=self.beta2, settling=SETTLING_STEPS
         )
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LambdaLR:
@@ -193,9 +201,8 @@ class NaturalGradient(GuideOptim):
         The rates of widths fall from a tenth of the steps on.
         """
         optimizer.param_groups[0]["settling"] = SETTLING_SHARE * steps
-        return LambdaLR(
-            optimizer, partial(_rise_and_fall, steps=steps, rising=max(1, round(WARM_UP * steps)))
-        )
+        rising = max(1, round(WARM_UP * steps))
+        return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=rising))
 
     def advice_before(self, steps: int) -> str | None:
         """Say so if a run of so many steps is too short for widths."""
@@ -223,65 +230,64 @@ class NaturalGradient(GuideOptim):
         return f"the widths of {sites} were still on their way when training ended; {change}, or another init_stddev"
 
     def _set_widths(
-        self, guide: AutoPerSite, sites: Mapping[str, Any], trace: Any, curvature: float
+        self, guide: AutoPerSite, sites: Mapping[str, LocScaleSite], trace: Trace, curvature: float
     ) -> None:
         """Start the widths that were never trained at the prior's precision and the curvature of all data."""
-        changes, stddevs = guide.scale_change(), {}
-        for name in (name for name in sites if changes[name] < ROUNDING):
-            stddev = moments(trace.nodes[name]["fn"], sites[name].site.transform).stddev
-            precision = (
-                sites[name].loc.new_zeros(()) if stddev is None else stddev.square().reciprocal()
-            )
-            stddevs[name] = (precision + curvature).rsqrt()
+        changes = guide.scale_change()
+        stddevs: dict[str, Tensor] = {}
+        for name, site in sites.items():
+            if changes[name] < ROUNDING:
+                stddev = moments(trace.nodes[name]["fn"], site.site.transform).stddev
+                precision = site.loc.new_zeros(())
+                if stddev is not None:
+                    precision = stddev.square().reciprocal()
+                stddevs[name] = (precision + curvature).rsqrt()
         guide.set_stddevs(stddevs)
 
 
-class Pair(NamedTuple):
+class SiteState(NamedTuple):
     """A site's unconstrained parameters, what is remembered of its steps, and how scales are computed."""
 
     name: str
     loc: Tensor
     scale: Tensor
-    #: Averages of the gradients of ``loc``, of their squares, of ``loc``, and of squared derivatives by log(scale).
+    #: The average of the gradients of ``loc``, and of their squares.
     average: Tensor
     square: Tensor
+    #: The average of ``loc`` itself.
     recent: Tensor
+    #: The average of squared derivatives by log(scale).
     width_square: Tensor
     #: The sum of rates and the mean of log(scale) at some earlier steps; see :func:`is_marked`.
     marks: Tensor
     to_scale: Transform
+    #: The scale at a standard deviation of one.
     per_stddev: float
 
     @classmethod
-    def of(cls, name: str, found: LocScaleSite) -> "Pair":
+    def of(cls, name: str, found: LocScaleSite) -> "SiteState":
         """Return the parameters of a site, with nothing remembered."""
-        to_scale, per_stddev = (
-            transform_to(found.family.scale_constraint),
-            found.family.scale_of(found.site, 1.0),
-        )
-        average, square, width_square = (
-            torch.zeros_like(like) for like in (found.loc, found.loc, found.scale)
-        )
-        recent, marks = found.loc.detach().clone(), found.loc.new_zeros(MARKS, 2)
+        to_scale = transform_to(found.family.scale_constraint)
+        marks = found.loc.new_zeros(MARKS, 2)
         marks[:, 1] = to_scale(found.scale.detach()).log().mean()
         return cls(
             name,
             found.loc,
             found.scale,
-            average,
-            square,
-            recent,
-            width_square,
-            marks,
-            to_scale,
-            per_stddev,
+            average=torch.zeros_like(found.loc),
+            square=torch.zeros_like(found.loc),
+            recent=found.loc.detach().clone(),
+            width_square=torch.zeros_like(found.scale),
+            marks=marks,
+            to_scale=to_scale,
+            per_stddev=found.family.scale_of(found.site, 1.0),
         )
 
     def changed_by_steps(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
         return [self.loc, self.scale, self.average, self.square, self.recent, self.width_square]
 
-    def remembered(self) -> dict[str, Tensor]:
+    def memory(self) -> dict[str, Tensor]:
         """Return the tensors of the optimizer's state."""
         return {
             "average": self.average,
@@ -294,16 +300,15 @@ class Pair(NamedTuple):
     def _with_present(self, sum_of_rates: float) -> Tensor:
         """Return the marks and one of the present widths."""
         log_scale = self.to_scale(self.scale).log().mean()
-        return torch.cat(
-            [self.marks, torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])[None]]
-        )
+        present = torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])
+        return torch.cat([self.marks, present[None]])
 
     def mark(self, sum_of_rates: float) -> None:
         """Replace the oldest mark by one of the present widths."""
         self.marks.copy_(self._with_present(sum_of_rates)[1:])
 
     def pull(self, sum_of_rates: float) -> float:
-        """The mean of dL / d log(scale) over about the last third of the steps, or zero where noise may explain it."""
+        """Return the mean of dL / d log(scale) over the last third of the steps, or zero where noise may explain it."""
         changes = self._with_present(sum_of_rates).double().diff(dim=0)
         rates, moved = changes[changes[:, 0] > 0].unbind(-1)
         if len(rates) < MARKS - 1:
@@ -315,17 +320,17 @@ class Pair(NamedTuple):
         return mean if abs(mean) > 4.0 * error else 0.0
 
 
-class Rates(NamedTuple):
+class StepRates(NamedTuple):
     """The numbers of a site's next step; a graph has them as 0-d tensors, and zero in all undoes a step."""
 
-    loc: Any
-    width: Any
+    loc: float | Tensor
+    width: float | Tensor
     #: The limit of a step of the logarithm of variances.
-    limit: Any
+    limit: float | Tensor
     #: The shares of new values in the averages.
-    average: Any
-    square: Any
-    recent: Any
+    average: float | Tensor
+    square: float | Tensor
+    recent: float | Tensor
 
 
 class NaturalGradientOptimizer(GraphOptimizer):
@@ -335,23 +340,26 @@ class NaturalGradientOptimizer(GraphOptimizer):
     follows either.
     """
 
-    def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: Any) -> None:
-        super().__init__(
-            [parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings
-        )
-        self._pairs = pairs
+    def __init__(
+        self, sites: Sequence[SiteState], others: Optimizer | None, **settings: Any
+    ) -> None:
+        super().__init__(_locs_and_scales(sites), settings)
+        self._sites = sites
         #: The optimizer of other parameters, which shares the groups and the state of this one.
         self.others = others
-        counts = {"steps": 0, "width_steps": 0, "sum_of_rates": 0.0}
-        self.state.update({pair.loc: {**counts, **pair.remembered()} for pair in pairs})
         #: The tensors that :meth:`move` changes.
-        self.moved = [tensor for pair in pairs for tensor in pair.changed_by_steps()]
+        self.moved = []
+        for site in sites:
+            counts = {"steps": 0, "width_steps": 0, "sum_of_rates": 0.0}
+            self.state[site.loc] = {**counts, **site.memory()}
+            self.moved += site.changed_by_steps()
+        loc = sites[0].loc
         #: A 0-d tensor; while it is not zero, :meth:`move` changes nothing.
-        self.stopped = pairs[0].loc.new_zeros((), dtype=torch.float32)
-        #: The rates of the step that :meth:`move` takes.
-        self._written: list[Rates] = []
-        self._numbers = pairs[0].loc.new_zeros(
-            len(pairs), len(Rates._fields), dtype=accumulation_dtype(pairs[0].loc)
+        self.stopped = loc.new_zeros((), dtype=torch.float32)
+        # The rates of the step that :meth:`move` takes, and where it reads them: a row for each site.
+        self._written: list[StepRates] = []
+        self._numbers = loc.new_zeros(
+            len(sites), len(StepRates._fields), dtype=accumulation_dtype(loc)
         )
         if others is not None:
             self.defaults["others"] = (
@@ -364,18 +372,18 @@ class NaturalGradientOptimizer(GraphOptimizer):
     def _share(self) -> None:
         """Let the ordinary optimizer use the groups and the state of this one."""
         if self.others is not None:
-            self.others.param_groups, self.others.state = self.param_groups[1:], self.state
+            self.others.param_groups = self.param_groups[1:]
+            self.others.state = self.state
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state as in torch."""
         super().load_state_dict(dict(state_dict))
-        for pair in self._pairs:
+        for site in self._sites:
             # Graphs hold the tensors.
-            loaded = self.state[pair.loc]
-            loaded.update(
-                {name: tensor.copy_(loaded[name]) for name, tensor in pair.remembered().items()}
-            )
+            loaded = self.state[site.loc]
+            for name, tensor in site.memory().items():
+                loaded[name] = tensor.copy_(loaded[name])
         self._share()
 
     @torch.no_grad()
@@ -385,12 +393,14 @@ class NaturalGradientOptimizer(GraphOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = [(pair.loc.grad, pair.scale.grad) for pair in self._pairs]
+        gradients: list[tuple[Tensor | None, Tensor | None]] = []
+        moved: list[tuple[bool, bool]] = []
+        for site in self._sites:
+            gradients.append((site.loc.grad, site.scale.grad))
+            moved.append((site.loc.grad is not None, site.scale.grad is not None))
         rates = self._next_rates()
         self._update(gradients, rates, {})
-        self._count(
-            [(by_loc is not None, by_scale is not None) for by_loc, by_scale in gradients], rates
-        )
+        self._count(moved, rates)
         if self.others is not None:
             self.others.step()
         return loss
@@ -398,33 +408,33 @@ class NaturalGradientOptimizer(GraphOptimizer):
     @torch.no_grad()
     def count(self) -> None:
         """Count a step that :meth:`move` has taken."""
-        self._count([(True, True)] * len(self._pairs), self._written)
+        self._count([(True, True)] * len(self._sites), self._written)
 
-    def _count(self, moved: Sequence[tuple[bool, bool]], rates: Sequence[Rates]) -> None:
+    def _count(self, moved: Sequence[tuple[bool, bool]], rates: Sequence[StepRates]) -> None:
         """Count a step of the locations and scales that have moved."""
-        for pair, (loc_moved, scale_moved), own in zip(self._pairs, moved, rates, strict=True):
-            state = self.state[pair.loc]
+        for site, (loc_moved, scale_moved), own in zip(self._sites, moved, rates, strict=True):
+            state = self.state[site.loc]
             state["steps"] += loc_moved
             if scale_moved:
                 state["width_steps"] += 1
                 state["sum_of_rates"] += own.width
                 if is_marked(state["width_steps"]):
-                    pair.mark(state["sum_of_rates"])
+                    site.mark(state["sum_of_rates"])
 
-    def clipped(self) -> list[Tensor]:
-        """The parameters with gradients to clip: scales arrive at a wrong point if their gradients are clipped."""
-        scales = {id(pair.scale) for pair in self._pairs}
-        return [p for group in self.param_groups for p in group["params"] if id(p) not in scales]
+    def parameters_to_clip(self) -> list[Tensor]:
+        """Return all but the scales, which arrive at a wrong point if their gradients are clipped."""
+        scales = {id(site.scale) for site in self._sites}
+        return [p for p in optimizer_parameters(self) if id(p) not in scales]
 
     @torch.no_grad()
     def pulls(self) -> dict[str, float]:
-        """The sites with widths on their way, with dL / d log(scale) for each weight; positive where too wide."""
-        found = {}
-        for pair in self._pairs:
-            state = self.state[pair.loc]
-            pull = pair.pull(state["sum_of_rates"]) if state["width_steps"] >= FEWEST_STEPS else 0.0
+        """Return dL / d log(scale) for each weight of the sites with widths on their way; positive where too wide."""
+        found: dict[str, float] = {}
+        for site in self._sites:
+            state = self.state[site.loc]
+            pull = site.pull(state["sum_of_rates"]) if state["width_steps"] >= FEWEST_STEPS else 0.0
             if abs(pull) > MOST_PULL:
-                found[pair.name] = pull
+                found[site.name] = pull
         return found
 
     def write_rates(self) -> None:
@@ -449,63 +459,74 @@ class NaturalGradientOptimizer(GraphOptimizer):
         """
         finite = torch.isfinite(loss) & (self.stopped == 0.0)
         clean: list[tuple[Tensor, Tensor]] = []
-        for pair in self._pairs:
-            by_loc, by_scale = gradients.get(id(pair.loc)), gradients.get(id(pair.scale))
+        for site in self._sites:
+            by_loc = gradients.get(id(site.loc))
+            by_scale = gradients.get(id(site.scale))
             if by_loc is None or by_scale is None:
                 return frozenset()
             clean.append((torch.where(finite, by_loc, 0.0), torch.where(finite, by_scale, 0.0)))
+        rates: list[StepRates] = []
         rows = torch.where(finite, self._numbers, 0.0).unbind()
-        rates = [
-            Rates(*row.to(pair.loc).unbind()) for pair, row in zip(self._pairs, rows, strict=True)
-        ]
+        for site, row in zip(self._sites, rows, strict=True):
+            rates.append(StepRates(*row.to(site.loc).unbind()))
         self._update(clean, rates, scales)
-        return frozenset(id(tensor) for pair in self._pairs for tensor in (pair.loc, pair.scale))
+        return frozenset(map(id, _locs_and_scales(self._sites)))
 
-    def _next_rates(self) -> list[Rates]:
+    def _next_rates(self) -> list[StepRates]:
         """Return the numbers of each site's next step."""
-        counts = [
-            (state["steps"], state["width_steps"])
-            for state in (self.state[pair.loc] for pair in self._pairs)
-        ]
+        rates: list[StepRates] = []
         # Most often all sites have taken as many steps.
-        by_count = {count: self._rates_after(*count) for count in set(counts)}
-        return [by_count[count] for count in counts]
+        by_count: dict[tuple[int, int], StepRates] = {}
+        for site in self._sites:
+            state = self.state[site.loc]
+            count = state["steps"], state["width_steps"]
+            if count not in by_count:
+                by_count[count] = self._rates_after(*count)
+            rates.append(by_count[count])
+        return rates
 
-    def _rates_after(self, steps: int, width_steps: int) -> Rates:
+    def _rates_after(self, steps: int, width_steps: int) -> StepRates:
         """Return the numbers of the step after so many steps of means and of widths."""
         group = self.param_groups[0]
-        share, beta2 = 1.0 - group["beta1"], group["beta2"]
+        beta2 = group["beta2"]
+        share = 1.0 - group["beta1"]
         # The weights of the gradients so far in the averages, as in Adam.
-        of_average, of_square = (
-            1.0 - (1.0 - part) ** (steps + 1) for part in (share, SQUARE_SHARE)
-        )
+        of_average = 1.0 - (1.0 - share) ** (steps + 1)
+        of_square = 1.0 - (1.0 - SQUARE_SHARE) ** (steps + 1)
         of_widths = 1.0 - (1.0 - SQUARE_SHARE) ** (width_steps + 1)
-        loc, width, limit = group["lr"] / of_average, 1.0 - (beta2 or 0.0), MOST_LIMIT
+        loc = group["lr"] / of_average
         if beta2 is None:
             loc *= math.sqrt(of_square) * min(1.0, math.sqrt(STEADY_STEPS / (steps + 1)))
             width = width_rate(width_steps + 1, group["settling"])
             limit = min(MOST_LIMIT, max(LEAST_LIMIT, width_rate(0, group["settling"])))
-        return Rates(loc, width, limit * math.sqrt(of_widths), share, SQUARE_SHARE, RECENT_SHARE)
+        else:
+            width = 1.0 - beta2
+            limit = MOST_LIMIT
+        return StepRates(
+            loc, width, limit * math.sqrt(of_widths), share, SQUARE_SHARE, RECENT_SHARE
+        )
 
     def _update(
         self,
-        gradients: Sequence[tuple[Any, Any]],
-        rates: Sequence[Rates],
+        gradients: Sequence[tuple[Tensor | None, Tensor | None]],
+        rates: Sequence[StepRates],
         scales: Mapping[int, Tensor],
     ) -> None:
         """Move all sites with a gradient, from the gradients of each ``loc`` and ``scale``."""
         published = self.param_groups[0]["beta2"] is not None
-        for pair, (by_loc, by_scale), own in zip(self._pairs, gradients, rates, strict=True):
-            scale = scales.get(id(pair.scale))
-            scale = pair.to_scale(pair.scale) if scale is None else scale
-            variance = (scale / pair.per_stddev).square()
-            fall = None if by_scale is None else _move_scale(pair, by_scale, own, scale)
-            if by_loc is not None and not published:
-                _move_loc(pair, by_loc, own, variance)
+        for site, (by_loc, by_scale), own in zip(self._sites, gradients, rates, strict=True):
+            scale = scales.get(id(site.scale))
+            if scale is None:
+                scale = site.to_scale(site.scale)
+            variance = (scale / site.per_stddev).square()
+            if by_scale is not None:
+                fall = _move_scale(site, by_scale, own, scale)
+                if published:
+                    variance = variance * torch.exp(-fall)
+            if by_loc is not None and published:
+                _move_loc_as_published(site, by_loc, own, variance)
             elif by_loc is not None:
-                _move_loc_as_published(
-                    pair, by_loc, own, variance if fall is None else variance * torch.exp(-fall)
-                )
+                _move_loc(site, by_loc, own, variance)
 
 
 def width_rate(step: int, settling: float) -> float:
@@ -517,9 +538,8 @@ def width_rate(step: int, settling: float) -> float:
 def is_marked(step: int) -> bool:
     """Return whether a step, counted from one, is a power of the eighth root of two, rounded up."""
     power = int(MARKS_PER_DOUBLING * math.log2(step))
-    return step in (
-        math.ceil(2.0 ** (near / MARKS_PER_DOUBLING)) for near in (power - 1, power, power + 1)
-    )
+    nearby = (power - 1, power, power + 1)
+    return any(step == math.ceil(2.0 ** (near / MARKS_PER_DOUBLING)) for near in nearby)
 
 
 def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
@@ -527,60 +547,65 @@ def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> T
     return scale * _inverse_slope(to_scale, unconstrained, scale)
 
 
-def _move_scale(pair: Pair, by_scale: Tensor, rates: Rates, scale: Tensor) -> Tensor:
-    """Move a site's scales; returns the fall of the logarithm of its variances."""
-    per_log = by_log_scale(pair.to_scale, pair.scale, scale)
+def _move_scale(site: SiteState, by_scale: Tensor, rates: StepRates, scale: Tensor) -> Tensor:
+    """Move a site's scales, and return the fall of the logarithm of its variances."""
+    per_log = by_log_scale(site.to_scale, site.scale, scale)
     derivative = by_scale * per_log
-    pair.width_square.lerp_(derivative.square(), rates.square)
+    site.width_square.lerp_(derivative.square(), rates.square)
     # Noise is divided by its size, not cut off: a few large derivatives hold widths against the prior's steady pull.
-    fall = derivative * (rates.limit / (pair.width_square.sqrt() + TINY)).clamp(max=rates.width)
-    pair.scale.addcmul_(fall, per_log, value=-0.5)
+    fall = derivative * (rates.limit / (site.width_square.sqrt() + TINY)).clamp(max=rates.width)
+    site.scale.addcmul_(fall, per_log, value=-0.5)
     return fall
 
 
-def _move_loc(pair: Pair, by_loc: Tensor, rates: Rates, variance: Tensor) -> None:
+def _move_loc(site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tensor) -> None:
     """Move a site's means by a step of Adam in units of its posterior and of the way that it came, or a smaller one."""
-    pair.average.lerp_(by_loc, rates.average)
-    pair.square.lerp_(by_loc.square(), rates.square)
-    pair.recent.lerp_(pair.loc, rates.recent)
-    travel = pair.loc - pair.recent
+    site.average.lerp_(by_loc, rates.average)
+    site.square.lerp_(by_loc.square(), rates.square)
+    site.recent.lerp_(site.loc, rates.recent)
+    travel = site.loc - site.recent
     squared_unit = torch.addcmul(variance, travel, travel, value=TRAVEL**2)
-    most = MOST_SHARE**2 * torch.addcmul(variance, pair.loc, pair.loc).mean()
+    most = MOST_SHARE**2 * torch.addcmul(variance, site.loc, site.loc).mean()
     unit = torch.minimum(squared_unit, most).sqrt()
-    pair.loc.sub_(unit * pair.average / (pair.square.sqrt() + TINY) * rates.loc)
+    site.loc.sub_(unit * site.average / (site.square.sqrt() + TINY) * rates.loc)
 
 
-def _move_loc_as_published(pair: Pair, by_loc: Tensor, rates: Rates, variance: Tensor) -> None:
+def _move_loc_as_published(
+    site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tensor
+) -> None:
     """Move a site's means by the average gradient times its variance."""
-    pair.average.lerp_(by_loc, rates.average)
-    pair.loc.sub_(variance * pair.average * rates.loc)
+    site.average.lerp_(by_loc, rates.average)
+    site.loc.sub_(variance * site.average * rates.loc)
 
 
 def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
-    """One over the derivative of scales by unconstrained parameters."""
+    """Return one over the derivative of scales by unconstrained parameters."""
     if isinstance(to_scale, SoftplusTransform):
         return 1.0 + unconstrained.exp().reciprocal()
     return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
 
 
 def _decay(name: str, value: object) -> float:
+    """Check the decay of an average."""
     return check_number(
         name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one"
     )
 
 
 def _rise_and_fall(step: int, steps: int, rising: int) -> float:
+    """Return the factor of learning rates in a step: it rises to one, and falls to zero along a cosine."""
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
 
 
-def _is_local(site: Any) -> bool:
+def _is_local(node: Node) -> bool:
     """Return whether a site is inside a subsampled plate."""
-    return any((frame.full_size or frame.size) != frame.size for frame in site["cond_indep_stack"])
+    return any((frame.full_size or frame.size) != frame.size for frame in node["cond_indep_stack"])
 
 
-def _known_num_data(model: Any, trace: Any) -> int:
+def _known_num_data(model: Model, trace: Trace) -> int:
+    """Return the number of data, or raise a ``ValueError`` if the model does not say it."""
     likelihoods = [part for part in submodules(model) if isinstance(part, Likelihood)]
     number = num_data_of(trace)
     if number is None or any(likelihood.num_data is None for likelihood in likelihoods):
@@ -590,11 +615,21 @@ def _known_num_data(model: Any, trace: Any) -> int:
     return number
 
 
-def _parameters(*traces: Any) -> dict[str, Tensor]:
+def _locs_and_scales(sites: Sequence[SiteState]) -> list[Tensor]:
+    """Return the parameters of sites."""
+    parameters: list[Tensor] = []
+    for site in sites:
+        parameters += site.loc, site.scale
+    return parameters
+
+
+def _parameters(*traces: Trace) -> dict[str, Tensor]:
     """Return the unconstrained parameters in traces by name."""
-    values = {
-        n: s["value"] for trace in traces for n, s in trace.nodes.items() if s["type"] == "param"
-    }
-    return {
-        name: v.unconstrained() if hasattr(v, "unconstrained") else v for name, v in values.items()
-    }
+    parameters: dict[str, Tensor] = {}
+    for trace in traces:
+        for name, node in dict[str, Node](trace.nodes).items():
+            if node["type"] == "param":
+                value = node["value"]
+                constrained = hasattr(value, "unconstrained")
+                parameters[name] = value.unconstrained() if constrained else value
+    return parameters

@@ -4,7 +4,7 @@
 """The arguments of a program: their leaves, what of them decides on a graph, and the numbers that are its inputs."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial._pyro.compat import tree_flatten, tree_map, tree_unflatten
+from pyro_radial._pyro.types import Args, Kwargs
 from pyro_radial.infer.step.program_state import PLAIN, UncapturableError, metadata_of
 
 # Leaves that are compared by their values.
@@ -23,7 +24,7 @@ class Opened(NamedTuple):
     """A dataclass with its fields, which torch's trees see."""
 
     kind: type
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 class Leaves(NamedTuple):
@@ -33,7 +34,7 @@ class Leaves(NamedTuple):
     tree: Hashable
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Leaves":
+    def of(cls, args: Args, kwargs: Kwargs) -> "Leaves":
         """Find the leaves of arguments."""
         if not kwargs and all(isinstance(argument, Tensor) for argument in args):
             return cls(args, len(args))
@@ -48,14 +49,12 @@ class Leaves(NamedTuple):
         return [value for value in self.values if isinstance(value, Tensor)]
 
 
-def rebuilder(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
+def rebuilder(args: Args, kwargs: Kwargs) -> Callable[[Sequence[Any]], tuple[Args, Kwargs]]:
     """Return a function that puts other leaves into the tree of arguments."""
     _, tree = tree_flatten(_open((args, dict(kwargs))))
 
-    def rebuild(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = _close(tree_unflatten(values, tree))
+    def rebuild(values: Sequence[Any]) -> tuple[Args, Kwargs]:
+        arguments: tuple[Args, Kwargs] = _close(tree_unflatten(values, tree))
         return arguments
 
     return rebuild

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pyro_radial._pyro.checks import check_flag, check_types, positive_count
-from pyro_radial._pyro.types import Guide, Model
+from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import add_gradients
+from pyro_radial.infer.step.inductor import Options
 from pyro_radial.infer.step.loss_evaluation import (
     AS_IT_IS,
     Call,
@@ -64,7 +65,7 @@ class CompiledELBO:
         *,
         compile: bool = True,
         max_signatures: int = 8,
-        options: Mapping[str, Any] | None = None,
+        options: Options | None = None,
     ) -> None:
         check_flag("compile", compile)
         check_types(Mapping | None, options=options)
@@ -125,9 +126,7 @@ class CompiledELBO:
         return self._latest
 
 
-def call_of(
-    loss: Any, model: Model, guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Call:
+def call_of(loss: Any, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
     """Return what to evaluate of a loss; without gradients under ``torch.no_grad``, as in ``SVI``."""
     call = Call(loss, model, guide, args, kwargs, gradients=torch.is_grad_enabled())
     if not has_terms(loss):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import check_types, optional, positive_count
-from pyro_radial._pyro.types import Guide, Model
+from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import (
     GraphOptimizer,
     JointOptimizer,
@@ -21,6 +21,7 @@ from pyro_radial.infer.optim.joint import (
     optimizer_parameters,
 )
 from pyro_radial.infer.step.compiled_elbo import CompiledELBO, call_of
+from pyro_radial.infer.step.inductor import Options
 from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, Call, LossEvaluation
 from pyro_radial.infer.step.loss_value import Loss, as_number
 from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
@@ -87,7 +88,7 @@ class CompiledSVI:
         compile: bool = True,
         max_signatures: int = 8,
         check_every: int | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: Options | None = None,
     ) -> None:
         check_types(Callable, model=model, guide=guide)
         check_types(Callable | None, loss_and_grads=loss_and_grads)
@@ -166,9 +167,7 @@ class CompiledSVI:
         add_gradients(evaluation.with_gradients())
         return as_number(evaluation.loss)
 
-    def _call(
-        self, model: Model, guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Call:
+    def _call(self, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
         """Return what to evaluate, for the present loss."""
         loss = self.loss
         if self._loss_and_grads is not None:

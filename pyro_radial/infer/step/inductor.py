@@ -30,15 +30,15 @@ MOST_KEPT = 64
 MOST_ROUNDING = 0.01
 SMALL = 1e-3
 
+#: Settings of inductor by name.
+Options = Mapping[str, Any]
 GraphFunction = Callable[..., Sequence[Tensor]]
 
 _kept: dict[Hashable, GraphFunction] = {}
 
 
 @one_at_a_time()
-def compile_once(
-    graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]
-) -> GraphFunction:
+def compile_once(graph: Graph, inputs: Sequence[Tensor], options: Options) -> GraphFunction:
     """Return compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
     key = _key(graph, inputs, options)
     if key not in _kept:
@@ -61,7 +61,7 @@ def compile_once(
     return _kept[key]
 
 
-def has_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
+def has_code(graph: Graph, inputs: Sequence[Tensor], options: Options) -> bool:
     """Return whether :func:`compile_once` has code for such a graph."""
     return _key(graph, inputs, options) in _kept
 
@@ -72,9 +72,7 @@ def forget() -> None:
 
 
 @torch.no_grad()
-def _compile_and_check(
-    graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]
-) -> GraphFunction:
+def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options) -> GraphFunction:
     """Compile a graph, and return code that gives the graph's results on the same noise; inductor's can be wrong."""
     tensors = [tensor.detach() for tensor in (*graph.constants, *inputs)]
     draw, module = split_noise(graph.module)
@@ -122,7 +120,7 @@ def agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], most: float) -> bool
     return True
 
 
-def _key(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Hashable:
+def _key(graph: Graph, inputs: Sequence[Tensor], options: Options) -> Hashable:
     """Return what compiled code depends on."""
     metadata = tuple(map(metadata_of, (*graph.constants, *inputs)))
     settings = sorted((name, repr(value)) for name, value in options.items())

@@ -25,7 +25,7 @@ from pyro_radial._pyro.compat import (
     post_accumulate_hooks,
     stored_parameters,
 )
-from pyro_radial._pyro.types import Guide, Model, Node
+from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
@@ -60,8 +60,8 @@ class Call(NamedTuple):
     loss: Any
     model: Model
     guide: Guide
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: Args
+    kwargs: Kwargs
     gradients: bool = True
     also: Mapping[str, Tensor] = NOTHING
     weight: float | Tensor = 1.0

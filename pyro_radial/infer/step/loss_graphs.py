@@ -5,9 +5,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from pyro_radial._pyro.compat import (
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
 from pyro_radial.infer.step.arguments import Leaves, Numbers, descriptions, has_nan, kinds
 from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
-from pyro_radial.infer.step.inductor import GraphFunction, agree, compile_once, has_code
+from pyro_radial.infer.step.inductor import GraphFunction, Options, agree, compile_once, has_code
 from pyro_radial.infer.step.loss_evaluation import (
     CHECKED,
     COMPILED,
@@ -52,6 +51,9 @@ SETTINGS = (
 )
 READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
 
+#: What decides on a graph: the program, and the descriptions of the leaves of its arguments.
+Signature = tuple[Hashable, tuple[Hashable, ...]]
+
 
 class Replay:
     """A recording, run faster after some uses: compiled, and on a device with graphs also captured."""
@@ -72,7 +74,7 @@ class Replay:
         call: Call,
         leaves: Leaves,
         compile_after: int | None,
-        options: Mapping[str, Any],
+        options: Options,
     ) -> LossEvaluation:
         """Evaluate the program on the leaves of its arguments.
 
@@ -113,7 +115,7 @@ class Replay:
         call: Call,
         leaves: Leaves,
         compile_after: int | None,
-        options: Mapping[str, Any],
+        options: Options,
     ) -> GraphFunction:
         """Return the compiled code, made when it is time, or the graph itself."""
         if self.code is None and compile_after is not None:
@@ -164,22 +166,22 @@ class Graphs:
         *,
         compile: bool = True,
         max_signatures: int = 8,
-        options: Mapping[str, Any] | None = None,
+        options: Options | None = None,
         device: Device | None = None,
     ) -> None:
         self.compile = compile
         self.max_signatures = max_signatures
         self.options = dict(options or {})
         # By signature, the latest in use first.
-        self._replays: dict[Any, list[Replay]] = {}
+        self._replays: dict[Signature, list[Replay]] = {}
         # The numbers of each program and tree of arguments that are inputs of its graphs, with the program, whose ids
         # the keys hold.
-        self._numbers: dict[Any, tuple[Numbers, Any]] = {}
+        self._numbers: dict[Hashable, tuple[Numbers, object]] = {}
         # The kinds of arguments with which programs cannot be recorded, which takes long to find out; and the code of a
         # first run if the second one may be recorded.
-        self._refused: dict[Any, Code | None] = {}
+        self._refused: dict[Hashable, Code | None] = {}
         # The signatures of graphs that were not right.
-        self._dropped: set[Any] = set()
+        self._dropped: set[Signature] = set()
         self._calls = 0
         #: The uses of a graph before it is compiled; by default 1,000 on a CPU, and none where steps are captured.
         self.compile_after: int | None = None
@@ -262,20 +264,20 @@ class Graphs:
             return True
         return False
 
-    def _numbers_of(self, program: Any, call: Call) -> Numbers:
+    def _numbers_of(self, program: Hashable, call: Call) -> Numbers:
         """Return the numbers that are inputs of a program's graphs."""
         if program not in self._numbers:
             self._numbers[program] = Numbers(), (call.model, call.guide, call.loss)
         return self._numbers[program][0]
 
-    def _forget(self, program: Any) -> None:
+    def _forget(self, program: Hashable) -> None:
         """Drop the graphs of a program, because a number has become an input."""
         for key in list(self._replays):
             if key[0] == program:
                 del self._replays[key]
 
     def _find_replay(
-        self, key: Any, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
+        self, key: Signature, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
     ) -> Replay | LossEvaluation | None:
         """Return a recording that holds, perhaps a new one.
 
@@ -302,7 +304,7 @@ class Graphs:
         return self._record(key[0], numbers, call, leaves, check)
 
     def _record(
-        self, program: Any, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
+        self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
     ) -> Replay | LossEvaluation | None:
         """Return a new recording; if there can be none, what the program's first run gave, or None to run it."""
         refused = program, kinds(leaves.values)
@@ -333,7 +335,7 @@ class Graphs:
         return replay
 
     def _check_against_program(
-        self, replay: Replay, key: Any, call: Call, leaves: Leaves, replayed: LossEvaluation
+        self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
     ) -> LossEvaluation:
         """Run the program as it is, and drop its graph if that gives something else."""
         evaluation = _run_as_it_is(call._replace(attached=False), None)
@@ -431,7 +433,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def _program(call: Call, leaves: Leaves) -> Any:
+def _program(call: Call, leaves: Leaves) -> Hashable:
     """Return what decides on a graph, besides the leaves of the arguments and the state that the program reads."""
     ids: tuple[object, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
     if call.mover is not None:

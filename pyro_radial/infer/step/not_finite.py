@@ -4,7 +4,6 @@
 """Where in a Pyro program a NaN or infinity comes from, by name."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pyro
 import pyro.poutine as poutine
@@ -13,7 +12,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial._pyro.random_numbers import TorchNoise
-from pyro_radial._pyro.types import Guide, Model, Node
+from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
@@ -30,8 +29,8 @@ def not_finite_parts(
     loss: ELBO,
     model: Model,
     guide: Guide,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     parameters: Mapping[str, Tensor],
 ) -> list[str]:
     """Run the model and the guide once with the present noise, and find what is not finite.

@@ -86,7 +86,7 @@ class UncapturableError(Exception):
     """The reason why a program is not one graph."""
 
 
-def metadata_of(tensor: Tensor) -> tuple[Any, ...]:
+def metadata_of(tensor: Tensor) -> tuple[object, ...]:
     """Return the properties of a tensor that compiled code depends on."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
@@ -152,7 +152,7 @@ def is_library(module: object) -> bool:
 def _names_in(codes: Iterable[CodeType]) -> frozenset[str]:
     """Return all names and short strings in code, also in that of functions inside."""
     found: set[str] = set()
-    waiting: list[Any] = list(codes)
+    waiting: list[object] = list(codes)
     for thing in waiting:
         if isinstance(thing, CodeType):
             found.update(thing.co_names, thing.co_freevars)
@@ -164,10 +164,14 @@ def _names_in(codes: Iterable[CodeType]) -> frozenset[str]:
     return frozenset(found)
 
 
+#: A function of a holder and a key that returns the value there.
+Read = Callable[[Any, Any], Any]
+
+
 class Place(NamedTuple):
     """Where a value is read, in words too, and whether the user's code names it."""
 
-    read: Callable[[Any, Any], Any]
+    read: Read
     holder: Any
     key: Any
     path: str
@@ -180,7 +184,7 @@ class Place(NamedTuple):
         except ABSENT:
             return MISSING
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """Put a value there."""
         WRITES.get(self.read, setattr)(self.holder, self.key, value)
 
@@ -199,7 +203,7 @@ class State:
 
     def __init__(
         self,
-        roots: Mapping[str, Any],
+        roots: Mapping[str, object],
         code: Code,
         also: Iterable[tuple[Mapping[str, Any], str]] = (),
         ignored: Collection[str] = (),
@@ -211,14 +215,14 @@ class State:
         #: Why there can be no graph; None if nothing speaks against it.
         self.refusal: str | None = None
         self.places: list[Place] = []
-        self.values: list[Any] = []
+        self.values: list[object] = []
         #: Each tensor once, in the order in which it was found.
         self.tensors: list[Tensor] = []
-        self._known: set[tuple[int, Any]] = set()
-        self._seen: dict[int, Any] = {}
+        self._known: set[tuple[int, object]] = set()
+        self._seen: dict[int, object] = {}
         # Containers and the variables of objects with copies, and which new attributes of an object count.
         self._sized: list[tuple[Place, Any, Collection[str] | None]] = []
-        self._waiting: list[tuple[Any, str, bool]] = []
+        self._waiting: list[tuple[object, str, bool]] = []
         for name, root in roots.items():
             self._waiting.append((root, name, False))
         for holder, name in also:
@@ -257,7 +261,7 @@ class State:
     def changes(self, *, replaced: bool = False) -> list[tuple[str, bool]]:
         """Return what has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
         found: list[tuple[str, bool]] = []
-        now_at: dict[int, Any] = {}
+        now_at: dict[int, object] = {}
         with DisableTorchFunctionSubclass():
             flags = dict(zip(map(id, self.tensors), self._flags, strict=True))
             for place, value in zip(self.places, self.values, strict=True):
@@ -303,7 +307,7 @@ class State:
 
     def _flatten(self) -> None:
         """Arrange what is compared, for speed: all values that are read alike in three lists."""
-        by_read: dict[Any, tuple[list[Any], list[Any], list[Any]]] = {}
+        by_read: dict[Read, tuple[list[object], list[object], list[object]]] = {}
         for place, value in zip(self.places, self.values, strict=True):
             values, holders, keys = by_read.setdefault(place.read, ([], [], []))
             values.append(value)
@@ -381,7 +385,7 @@ class State:
         """Note the items of a container, and its size."""
         if isinstance(thing, dict | list | deque) and path not in self.ignored:
             self._sized.append((Place(getattr, thing, None, path, users), thing.copy(), None))
-        keys: Iterable[Any] = ()
+        keys: Iterable[object] = ()
         if isinstance(thing, dict | MappingProxyType):
             keys = list(thing)
         elif isinstance(thing, list | tuple | deque):
@@ -468,13 +472,13 @@ def _globals_in(code: CodeType) -> Iterator[str]:
             yield from _globals_in(instruction.argval)
 
 
-def _equal(value: Any, now: Any) -> bool:
+def _equal(value: object, now: object) -> bool:
     """Return whether two values are one, or immutable and equal."""
     if value is now:
         return True
     if type(value) is not type(now) or not isinstance(value, (*PLAIN, tuple, frozenset)):
         return False
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and isinstance(now, tuple):
         return len(value) == len(now) and all(map(_equal, value, now))
     return bool(value == now)
 
@@ -500,7 +504,7 @@ def _refill(thing: Any, _: None, before: Any) -> None:
 
 
 # How a place is written, if not as an attribute.
-WRITES: dict[Any, Callable[[Any, Any, Any], Any]] = {
+WRITES: dict[Read, Callable[[Any, Any, Any], Any]] = {
     operator.getitem: operator.setitem,
     _content: _refill,
 }

@@ -28,7 +28,7 @@ from pyro_radial._pyro.compat import (
     stored_parameters,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
-from pyro_radial._pyro.types import Guide, Message, Model, Node
+from pyro_radial._pyro.types import Args, Guide, Kwargs, Message, Model, Node
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, entropies
 from pyro_radial.infer.step.arguments import (
@@ -129,9 +129,7 @@ def support_to_check(site: Node) -> Constraint | None:
     return None
 
 
-def check_observations(
-    model: Model, guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+def check_observations(model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> None:
     """Raise a ``ValueError`` that names the site of an observation outside of its support, which a graph does not."""
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
@@ -264,9 +262,7 @@ class Recording:
         )
 
 
-def guide_entropies(
-    guide: Guide, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Tensor]:
+def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tensor]:
     """Return the entropies of a guide's sites at its current parameters."""
     with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
         trace = poutine.trace(guide).get_trace(*args, **kwargs)

@@ -28,6 +28,7 @@ from pyro_radial._pyro.compat import (
     untraced,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
+from pyro_radial._pyro.types import Args, Kwargs
 from pyro_radial.infer.step.program_state import MOST_BYTES, UncapturableError
 
 # Besides operations, which have tags. Legacy constructors, such as torch.FloatTensor([number]), call __float__.
@@ -71,11 +72,8 @@ LIKE = {
     torch.ops.aten.zeros_like.default,
 }
 
-# The arguments of an operation.
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 # By a dict of buffers and a name: the dict, the buffer from before, and the latest one.
-Buffers = dict[tuple[int, str], tuple[dict[str, Any], Any, Any]]
+Buffers = dict[tuple[int, str], tuple[dict[str, Any], Tensor | None, Tensor | None]]
 
 
 class Guards(NamedTuple):
@@ -103,7 +101,7 @@ class Graph(NamedTuple):
 
     module: GraphModule
     constants: list[Tensor]
-    leaves: list[Any]
+    leaves: list[object]
     tree: Any
     read: set[int]
     guards: Guards | None
@@ -129,7 +127,7 @@ def record(
     :param readable: other tensors that the host may read, except those in ``changed``.
     """
     inputs = [*numbers, *arguments]
-    leaves: list[Any] = []
+    leaves: list[object] = []
     tree: Any = None
 
     def tensors_alone(*tensors: Tensor) -> list[Tensor]:
@@ -225,7 +223,7 @@ class _HostReads(TorchDispatchMode):
         if not all(map(torch.equal, (now.cpu, *now.cuda), (self._noise.cpu, *self._noise.cuda))):
             raise UncapturableError(SEEDED)
 
-    def reads(self, tree: Any, reason: str = VALUE_READ, values: Any = None) -> None:
+    def reads(self, tree: object, reason: str = VALUE_READ, values: object = None) -> None:
         """Note that the host reads tensors, or raise an error.
 
         :param values: what it reads of them; by default all.
@@ -234,11 +232,11 @@ class _HostReads(TorchDispatchMode):
         if sources is None:
             raise UncapturableError(reason)
         if ARGUMENTS in sources:
-            values = _tensors_in(tree if values is None else values)
-            if sum(value.nbytes for value in values) > MOST_GUARDED:
+            tensors = _tensors_in(tree if values is None else values)
+            if sum(tensor.nbytes for tensor in tensors) > MOST_GUARDED:
                 raise UncapturableError(reason)
             # Copies, because the program may change them.
-            self.guarded += [torch.ops.aten.clone.default(value) for value in values]
+            self.guarded += map(torch.ops.aten.clone.default, tensors)
         self.read |= sources - {ARGUMENTS}
 
     def copy_to_host(
@@ -380,7 +378,7 @@ def _read_by(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs
 
 def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
     """Return the tensors that an operation changes; kernels of batch norm change statistics without saying so."""
-    changed: list[Any] = []
+    changed: list[object] = []
     if "batch_norm" in str(func) and "backward" not in str(func):
         changed += args[3:5]
     if func._schema.is_mutable:
@@ -430,7 +428,7 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
     """Turn the tensors in a graph into its first inputs, each once."""
     graph = module.graph
     first = next(iter(graph.nodes))
-    lifted: dict[int, Any] = {}
+    lifted: dict[int, Node] = {}
     tensors: list[Tensor] = []
     for node in list(graph.nodes):
         if node.op != "get_attr":

@@ -426,16 +426,16 @@ def test_widths_take_steps_of_a_known_size_and_rare_large_derivatives_hold_them(
     optim, guide = NaturalGradient(), AutoMeanField(model)
     optimizer = optim.optimizer(model, guide, *batch)
     optim.scheduler(optimizer, steps)
-    (pair,) = optimizer._pairs
-    scale = pair.to_scale(pair.scale.detach())
+    (site,) = optimizer._sites
+    scale = site.to_scale(site.scale.detach())
     falls = []
     for step in range(800):
         (rates,) = optimizer._next_rates()
         derivative = 1e4 * (38.0 if step % 20 == 7 else -1.0)
         with torch.no_grad():
-            by_scale = derivative / natural_gradient.by_log_scale(pair.to_scale, pair.scale, scale)
-            falls.append(natural_gradient._move_scale(pair, by_scale, rates, scale)[0, 0])
-            pair.scale.copy_(pair.to_scale.inv(scale))
+            by_scale = derivative / natural_gradient.by_log_scale(site.to_scale, site.scale, scale)
+            falls.append(natural_gradient._move_scale(site, by_scale, rates, scale)[0, 0])
+            site.scale.copy_(site.to_scale.inv(scale))
         optimizer._count([(True, True)], [rates])
     late = torch.stack(falls[400:])
     assert 0.7 * limit < late.square().mean().sqrt() < limit

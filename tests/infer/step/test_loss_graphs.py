@@ -329,7 +329,7 @@ def branching(x):
 def test_control_flow_on_a_value_is_named_with_its_line():
     line = branching.__code__.co_firstlineno + 2
     loss = Graphed(branching, AutoMeanField(branching), TermsELBO(), compile=False)
-    with pytest.warns(UserWarning, match=f"reads the value of a tensor .*test_graphs.py, line {line}"):
+    with pytest.warns(UserWarning, match=f"reads the value of a tensor .*test_loss_graphs.py, line {line}"):
         loss((X[:, 0],), {})
     pyro.set_rng_seed(0)
     value, pairs = loss((X[:, 0],), {})
