@@ -155,7 +155,8 @@ class ProcessModel(Model):
             raise ValueError(
                 f"process must have marginals and moments, as PosteriorProcess has, got {process!r}"
             )
-        self._process, self.noise = (process,), non_negative_float("noise", noise)
+        self._process = (process,)
+        self.noise = non_negative_float("noise", noise)
 
     @property
     def num_outputs(self) -> int:
@@ -202,22 +203,21 @@ class ProcessModel(Model):
         )
         covariance = covariance + torch.diag_embed(variance + least)
         posterior = GPyTorchPosterior(MultivariateNormal(mean, covariance))
-        return (
-            posterior
-            if posterior_transform is None
-            else posterior_transform(posterior=posterior, X=X)
-        )
+        if posterior_transform is None:
+            return posterior
+        return posterior_transform(posterior=posterior, X=X)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[*B, N]`` and covariance ``[*B, N, N]``, in float64."""
-        process, (size, width) = self._process[0], x.shape[-2:]
+        """Return the mean ``[*B, N]`` and the covariance ``[*B, N, N]``, in float64."""
+        process = self._process[0]
+        size, width = x.shape[-2:]
         if size == 1:
             # Marginals of a network with linear layers need no Jacobian.
             mean, variance = _evaluate(process.marginals, x)
-            return self._one_output(mean).reshape(x.shape[:-1]), variance.double().reshape(
-                *x.shape[:-1], 1
-            )
-        means, covariances = [], []
+            mean = self._one_output(mean).reshape(x.shape[:-1])
+            return mean, variance.double().reshape(*x.shape[:-1], 1)
+        means: list[Tensor] = []
+        covariances: list[Tensor] = []
         for batch in x.reshape(-1, size, width).split(max(1, MAX_JOINT // size)):
             mean, covariance = _evaluate(process.moments, batch)
             means.append(self._one_output(mean).reshape(-1, size))

@@ -59,9 +59,6 @@ OWN_SUBJECTS = {
 }
 #: Functions and classes of one name in two modules, each a thing of its own. Rename rather than add to them.
 SHARED_NAMES = {
-    "Rates",
-    "_names",
-    "_parts",
     "_tensors",
 }
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")

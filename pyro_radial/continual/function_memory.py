@@ -120,7 +120,7 @@ class FunctionChainELBO(TermsELBO):
         turn = run.step % len(self.kept)
         kept = self.kept[turn]
         number = self._numbers[turn]
-        drawn = self._drawn(kept, number)
+        drawn = self._draw(kept, number)
         process = GuideProcess(run, FUNCTION_SITE, self._structures)
         with under_head(run.model_in_full_precision, kept.head):
             divergence = kl_of_marginals(process.marginals(drawn.x), (drawn.mean, drawn.variance))
@@ -128,7 +128,7 @@ class FunctionChainELBO(TermsELBO):
         weights = self._site_kls(run) if self.weight_space_kl else {}
         return {FUNCTION_SITE: (scale * divergence).to(drawn.x.dtype)}, weights
 
-    def _drawn(self, kept: FunctionMemory, number: Tensor) -> FunctionMemory:
+    def _draw(self, kept: FunctionMemory, number: Tensor) -> FunctionMemory:
         """Take the functions at kept inputs drawn at random, or at all inputs if they are few."""
         if len(kept.x) <= self.max_points:
             return kept.at(slice(kept.size))

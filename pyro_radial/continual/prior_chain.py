@@ -156,11 +156,11 @@ class PriorChain(UnderPriors):
 
     def model_state(self) -> dict[str, Any]:
         """Return the model's own part of ``state_dict()``, which has the same shapes after each task."""
-        return {
-            name: value
-            for name, value in self.state_dict().items()
-            if not name.startswith(("chained.", "kept."))
-        }
+        state: dict[str, Any] = {}
+        for name, value in self.state_dict().items():
+            if not name.startswith(("chained.", "kept.")):
+                state[name] = value
+        return state
 
     def guide(
         self, guide_type: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any
@@ -217,11 +217,11 @@ class PriorChain(UnderPriors):
         if isinstance(guide, type):
             raise ValueError(f"guide must be a trained guide, got the class {guide.__name__}")
         _check_trained(guide)
-        points = []
+        points: list[str] = []
         for part in _own_parts(guide):
             points += part.point_sites()
         posterior = posterior_of(guide)
-        excluded = _matched(exclude, posterior)
+        excluded = _match_names(exclude, posterior)
         learned = [name for name in posterior if name not in excluded]
         of_rows = [name for name in learned if self._is_of_rows(_site(guide, name))]
         for name in (*points, *of_rows, *excluded):
@@ -238,13 +238,14 @@ class PriorChain(UnderPriors):
                 raise ValueError(
                     f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}"
                 )
-        self.chained.update(
-            {name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()}
-        )
+        stored: dict[str, StoredDistribution] = {}
+        for name, distribution in posterior.items():
+            stored[name] = self._store(name, distribution, _site(guide, name))
+        self.chained.update(stored)
         self._compared.clear()
         if isinstance(guide, Mapping) and not plain:
             self._given |= posterior.keys()
-        if self.form == "exact" and any(map(_correlates_sites, _parts(guide))):
+        if self.form == "exact" and any(map(_correlates_sites, _guides_in(guide))):
             warnings.warn(
                 "the guide has correlations between sites, which the prior of each site cannot keep; put these sites "
                 "into one site, or use distributions of single sites",
@@ -269,7 +270,7 @@ class PriorChain(UnderPriors):
         plates = site["cond_indep_stack"] if site else ()
         return any(own and own.issubset(plates) for own in self._observed)
 
-    def _stored(self, name: str, distribution: object, site: Node | None) -> StoredDistribution:
+    def _store(self, name: str, distribution: object, site: Node | None) -> StoredDistribution:
         """Copy a posterior in the chain's form, or raise a ValueError that names the site."""
         if not isinstance(distribution, TorchDistributionMixin):
             raise ValueError(
@@ -289,7 +290,7 @@ class PriorChain(UnderPriors):
         try:
             before = None if self.weight == 1.0 else self.prior.get(name)
             if before is not None:
-                prior = map_leaf(partial(_weighted, before, self.weight), prior)
+                prior = map_leaf(partial(_multiply_gain, before, self.weight), prior)
             stored = StoredDistribution.of(prior)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"site '{name}': {error}") from error
@@ -314,12 +315,12 @@ def _report_unknown_sites(chain: PriorChain, keys: Any) -> None:
         keys.unexpected_keys.extend(f"prior of site '{name}'" for name in sorted(unknown))
 
 
-def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
+def _multiply_gain(prior: Any, weight: float, posterior: Any) -> Any:
     """Multiply the gain of a normal posterior's precision over a prior, also under transforms."""
     prior = leaf(pull_back(prior, elementary(getattr(posterior, "transforms", ()))))
     if type(posterior) in TRANSFORMED:
         return with_base(
-            posterior, map_leaf(partial(_weighted, prior, weight), posterior.base_dist)
+            posterior, map_leaf(partial(_multiply_gain, prior, weight), posterior.base_dist)
         )
     if not isinstance(prior, dist.Normal | dist.LogNormal):
         raise ValueError(
@@ -343,19 +344,19 @@ def _init_to_distributions(distributions: Mapping[str, Distribution], site: Node
     return value.expand(site["fn"].shape()).clone()
 
 
-def _parts(guide: object) -> list[Any]:
+def _guides_in(guide: object) -> list[Any]:
     """Return the guides in a list of guides, or the guide itself."""
     if not isinstance(guide, AutoGuideList):
         return [guide]
     parts = []
     for part in guide:
-        parts += _parts(part)
+        parts += _guides_in(part)
     return parts
 
 
 def _own_parts(guide: object) -> list[Any]:
     """Return the parts that are guides of this library, or act like them."""
-    return [part for part in _parts(guide) if hasattr(part, "scale_change")]
+    return [part for part in _guides_in(guide) if hasattr(part, "scale_change")]
 
 
 @torch.no_grad()
@@ -364,7 +365,7 @@ def posterior_of(guide: object) -> dict[str, Distribution]:
     if isinstance(guide, Mapping):
         return dict(guide)
     posterior: dict[str, Distribution] = {}
-    for part in _parts(guide):
+    for part in _guides_in(guide):
         if hasattr(part, "posterior"):
             posterior |= part.posterior()
         elif _is_normal(part):
@@ -385,7 +386,9 @@ def _scale_change(part: object) -> Mapping[str, float]:
     if hasattr(part, "scale_change"):
         return part.scale_change()
     change: dict[str, float] = {}
-    for name, _, normal in _normals(part) if _is_normal(part) else ():
+    if not _is_normal(part):
+        return change
+    for name, _, normal in _normals(part):
         stddev = moments(normal).stddev
         if stddev is not None:
             ratio = stddev.double() / initial_scale(part)
@@ -423,7 +426,7 @@ def _normals(part: Any) -> Iterator[tuple[str, Node, Distribution]]:
 
 
 def _event_dim(site: Node, unconstrained_dim: int) -> int:
-    # A transform may change the number of event dimensions, as the one of a covariance does.
+    """Return the number of event dimensions in unconstrained space, where it may differ, as for a covariance."""
     return site["fn"].event_dim + unconstrained_dim - site["value"].dim()
 
 
@@ -445,6 +448,7 @@ def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Dist
 
 
 def _on_support(support: Constraint, normal: Distribution) -> Distribution:
+    """Return the distribution of a site on its support from that in unconstrained space."""
     if is_real(support):
         return normal
     return Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
@@ -452,7 +456,7 @@ def _on_support(support: Constraint, normal: Distribution) -> Distribution:
 
 def _site(guide: object, name: str) -> Node | None:
     """Return the model's site of that name, or None if the guide does not know it."""
-    for part in _parts(guide):
+    for part in _guides_in(guide):
         trace = getattr(part, "prototype_trace", None)
         if trace is not None and name in trace.nodes:
             return trace.nodes[name]
@@ -460,8 +464,10 @@ def _site(guide: object, name: str) -> Node | None:
 
 
 def _check_trained(guide: object) -> None:
-    """Refuse scales that were never trained, and warn about scales that hardly moved."""
-    for part in [] if isinstance(guide, Mapping) else _parts(guide):
+    """Raise a ValueError for scales that were never trained, and warn about scales that hardly moved."""
+    if isinstance(guide, Mapping):
+        return
+    for part in _guides_in(guide):
         change = _scale_change(part)
         if change and all(moved < ROUNDING for moved in change.values()):
             raise ValueError(
@@ -479,7 +485,7 @@ def _check_trained(guide: object) -> None:
             )
 
 
-def _matched(exclude: Exclude, names: Collection[str]) -> list[str]:
+def _match_names(exclude: Exclude, names: Collection[str]) -> list[str]:
     """Return the names that are excluded."""
     if callable(exclude):
         return [name for name in names if exclude(name)]

@@ -50,7 +50,7 @@ class Task:
             ("validation", self.validation),
         ):
             if data is not None or part != "validation":
-                object.__setattr__(self, part, _tensors(data, f"task {self.name!r}: {part}"))
+                object.__setattr__(self, part, _check_pair(data, f"task {self.name!r}: {part}"))
         non_negative_integer(f"task {self.name!r}: head", self.head)
 
 
@@ -110,7 +110,7 @@ class TaskStream(Sequence[Task]):
         """
         if not check_items(Task, "tasks", tasks):
             raise ValueError("tasks must hold at least one task, got none")
-        builders = tuple(partial(_returned, task) for task in tasks)
+        builders = tuple(partial(_return_task, task) for task in tasks)
         stream = cls(
             tuple(task.name for task in tasks),
             builders,
@@ -151,7 +151,7 @@ class TaskStream(Sequence[Task]):
         return task
 
 
-def _tensors(data: object, name: str) -> Pair:
+def _check_pair(data: object, name: str) -> Pair:
     """Return the inputs and targets as tensors, or a ValueError that names the argument."""
     rows = Rows(data, name)
     if rows.dataset is not None:
@@ -161,5 +161,5 @@ def _tensors(data: object, name: str) -> Pair:
     return rows.tensors  # type: ignore[return-value]
 
 
-def _returned(task: Task) -> Task:
+def _return_task(task: Task) -> Task:
     return task

@@ -51,8 +51,14 @@ PARTS = ("test", "validation")
 # The stream decides these options of fit.
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
 # Stages of one task. Each has its own random numbers, so it can be run again alone.
-TRAINING, CORESET, PREDICTION, UNTRAINED = 0, 1, 2, 3
+TRAINING = 0
+CORESET = 1
+PREDICTION = 2
+UNTRAINED = 3
 SAVED = ("settings", "done", "values", "chain", "model", "described", "data", "parts")
+
+#: Arguments of :func:`~pyro_radial.fit` by name.
+FitOptions = Mapping[str, Any]
 
 
 def train_stream(
@@ -61,7 +67,7 @@ def train_stream(
     guide: Callable[[PriorChain], Any] | None = None,
     *,
     coreset: Coreset | None = None,
-    first_task: Mapping[str, Any] | None = None,
+    first_task: FitOptions | None = None,
     after: AccuracyMatrix | None = None,
     measure_on: str = "test",
     forward_transfer: bool = False,
@@ -168,8 +174,8 @@ def _check_options(
     chain: object,
     measure_on: str,
     coreset: Coreset | None,
-    fit_options: Mapping[str, Any],
-    first_task: Mapping[str, Any],
+    fit_options: FitOptions,
+    first_task: FitOptions,
 ) -> None:
     """Raise a ValueError for options that conflict with a stream."""
     if measure_on not in PARTS:
@@ -212,8 +218,8 @@ class _StreamRun:
     measure_on: str
     num_samples: int
     seed: int
-    fit_options: Mapping[str, Any]
-    first_task: Mapping[str, Any]
+    fit_options: FitOptions
+    first_task: FitOptions
     folder: Path | None
     #: Hashes of the data of the tasks seen so far, by number.
     known_data: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -254,7 +260,7 @@ class _StreamRun:
         """Raise a ValueError that names the task if the network cannot have its inputs or classes."""
         for part in dict.fromkeys(("train", self.measure_on)):
             x, y = getattr(task, part)
-            f = self._predicted(self.chain, _nothing, task, x[:1], 1).samples[0]
+            f = self._predict(self.chain, _nothing, task, x[:1], 1).samples[0]
             try:
                 self.chain.likelihood.check_target(f.expand(len(y), *f.shape[1:]), y.to(f.device))
             except ValueError as error:
@@ -278,13 +284,12 @@ class _StreamRun:
         else:
             x = choose(coreset, task, self.seed)[0]
             inputs = {int(kept.head): x for kept in self.chain.kept.tasks}
+        memories: list[FunctionMemory] = []
         try:
-            memories = [
-                FunctionMemory.of(
-                    self.chain, x.to(device), head, capacity=_room(len(x), coreset.size)
-                )
-                for head, x in inputs.items()
-            ]
+            for head, x in inputs.items():
+                capacity = _room(len(x), coreset.size)
+                memory = FunctionMemory.of(self.chain, x.to(device), head, capacity=capacity)
+                memories.append(memory)
         except ValueError as error:
             raise ValueError(
                 f"coreset must have functions to keep before task {task.name!r}, but {error}"
@@ -305,7 +310,7 @@ class _StreamRun:
         task: Task,
         data: Pair,
         stage: tuple[int, ...],
-        options: Mapping[str, Any],
+        options: FitOptions,
         also: Sequence[int] = (),
     ) -> Any:
         """Train a guide on data of a task, with random numbers of this stage, and with other heads besides."""
@@ -320,6 +325,7 @@ class _StreamRun:
         return guide
 
     def _use_head(self, task: Task, also: Sequence[int] = ()) -> None:
+        """Let the network use the head of a task; a ValueError names the task if there is no such head."""
         if task.head or any(isinstance(module, MultiHead) for module in submodules(self.chain)):
             try:
                 use_head(self.chain, task.head, also=also)
@@ -343,14 +349,14 @@ class _StreamRun:
         if self.coreset is None or self.coreset.use == "functions":
             return [self._accuracy(_nothing, learned, number) for number in numbers]
         if self.stream.num_heads == 1:
-            with self._refined(slice(learned + 1), learned, learned) as guide:
+            with self._refine(slice(learned + 1), learned, learned) as guide:
                 return [self._accuracy(guide, learned, number) for number in numbers]
         result = []
         for number in numbers:
             if number > learned:  # Nothing of this task is kept yet.
                 result.append(self._accuracy(_nothing, learned, number))
                 continue
-            with self._refined(slice(number, number + 1), learned, number) as guide:
+            with self._refine(slice(number, number + 1), learned, number) as guide:
                 result.append(self._accuracy(guide, learned, number))
         return result
 
@@ -361,7 +367,7 @@ class _StreamRun:
         return before, self._accuracy(_nothing, number - 1, number, UNTRAINED)
 
     @contextmanager
-    def _refined(self, tasks: slice, learned: int, number: int) -> Iterator[Any]:
+    def _refine(self, tasks: slice, learned: int, number: int) -> Iterator[Any]:
         """Train a guide on the kept rows of tasks with the head of this task, and restore the chain afterwards."""
         assert self.coreset is not None
         kept = self.chain.kept.labeled(tasks)
@@ -382,15 +388,16 @@ class _StreamRun:
         number: int,
         stage: int = PREDICTION,
     ) -> float:
+        """Measure the accuracy of a guide on a task after learning ``learned``, with the random numbers of a stage."""
         task = self.stream[number]
         x, y = self._measured(task)
         self._set_seed(learned, stage, number)
         # Sites that the guide does not have are drawn from the model's prior, which is the chain's posterior.
         model = self.chain.model if stage == UNTRAINED else self.chain
-        mean = self._predicted(model, guide, task, x, self.num_samples).mean
+        mean = self._predict(model, guide, task, x, self.num_samples).mean
         return float(accuracy(mean, y.to(mean.device)))
 
-    def _predicted(
+    def _predict(
         self,
         model: Callable[..., object],
         guide: Callable[..., object],
@@ -398,6 +405,7 @@ class _StreamRun:
         x: Tensor,
         num_samples: int,
     ) -> Prediction:
+        """Predict inputs of a task with its head."""
         self._use_head(task)
         try:
             return predict(model, guide, x, num_samples)
@@ -405,6 +413,7 @@ class _StreamRun:
             raise ValueError(f"task {task.name!r} cannot be predicted: {error}") from error
 
     def _measured(self, task: Task) -> Pair:
+        """Return the rows of a task to measure on."""
         data = getattr(task, self.measure_on)
         if data is None:
             raise ValueError(
@@ -462,7 +471,7 @@ class _StreamRun:
                 "baseline": matrix.baseline,
                 "chain": self.chain.state_dict(),
                 "model": self.chain.model_state(),
-                "described": _described_model(self.chain.model),
+                "described": _describe_model(self.chain.model),
                 "data": {task: self._data_of(number) for number, task in enumerate(names)},
                 "parts": states(self._loss_parts()),
             }
@@ -477,7 +486,7 @@ class _StreamRun:
         settings["tasks"] = settings["tasks"][: len(tasks)]
         file.check(state["settings"], settings)
         file.check_entries("model", state["model"], self.chain.model_state())
-        file.check(state["described"], _described_model(self.chain.model), "model")
+        file.check(state["described"], _describe_model(self.chain.model), "model")
         done = state["done"]
         for number, task in enumerate(self.stream.names[:done]):
             for part, known in self._data_of(number).items():
@@ -501,10 +510,10 @@ class _StreamRun:
             "measure_on": self.measure_on,
             "num_samples": self.num_samples,
             "seed": self.seed,
-            "coreset_fit_options": _described_options(coreset.pop("fit_options", {})),
-            "coreset": _described_options(coreset),
-            "fit_options": _described_options(self.fit_options),
-            "first_task": _described_options(self.first_task),
+            "coreset_fit_options": _describe_options(coreset.pop("fit_options", {})),
+            "coreset": _describe_options(coreset),
+            "fit_options": _describe_options(self.fit_options),
+            "first_task": _describe_options(self.first_task),
         }
 
     def _loss_parts(self) -> dict[str, Any]:
@@ -558,7 +567,7 @@ def _nothing(*args: object, **kwargs: object) -> None:
     """Return a guide without sites."""
 
 
-def _described_model(model: object) -> dict[str, Any]:
+def _describe_model(model: object) -> dict[str, Any]:
     """Describe the likelihoods and the networks' priors, which a chain replaces site by site."""
     priors = [
         describe_setting(part.prior)
@@ -571,11 +580,12 @@ def _described_model(model: object) -> dict[str, Any]:
     }
 
 
-def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Describe settings so that they can be saved and compared. A callback only watches, so its name is enough."""
-    return {
-        name: getattr(value, "__qualname__", type(value).__qualname__)
-        if name == "callback"
-        else describe_setting(value)
-        for name, value in sorted(options.items())
-    }
+    found: dict[str, Any] = {}
+    for name, value in sorted(options.items()):
+        if name == "callback":
+            found[name] = getattr(value, "__qualname__", type(value).__qualname__)
+        else:
+            found[name] = described(value)
+    return found

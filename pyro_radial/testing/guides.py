@@ -139,7 +139,8 @@ class GuideTests:
         args = data if model is weights_model else ()
         guide = self.make(model)
         guide(*args)
-        means, errors = [], []
+        means: list[Tensor] = []
+        errors: list[Tensor] = []
         for loss in (Trace_ELBO, TraceMeanField_ELBO, TermsELBO):
             elbo = loss(
                 num_particles=NUM_PARTICLES // 40, vectorize_particles=True, max_plate_nesting=1
@@ -160,9 +161,8 @@ class GuideTests:
         looped = TermsELBO()
         with torch.no_grad():
             value = float(vectorized.loss(weights_model, guide, *data))
-            draws = torch.tensor(
-                [float(looped.loss(weights_model, guide, *data)) for _ in range(400)]
-            )
+            losses = [float(looped.loss(weights_model, guide, *data)) for _ in range(400)]
+        draws = torch.tensor(losses)
         # Both estimate the same mean, from 400 looped draws and ten times as many vectorized ones.
         assert (
             abs(value - draws.mean())

@@ -185,10 +185,13 @@ def _evaluation(
         )
 
     def scores(chosen: Tensor | slice) -> dict[str, float]:
-        draws = _draws(inside, chosen)
-        found = _of_labels(draws, targets) if of_classes else _of_numbers(draws, targets, level)
+        draws = _choose_draws(inside, chosen)
+        if of_classes:
+            found = _score_labels(draws, targets)
+        else:
+            found = _score_numbers(draws, targets, level)
         if outside is not None:
-            found |= _of_detection(draws, _draws(outside, chosen))
+            found |= _score_detection(draws, _choose_draws(outside, chosen))
         return found
 
     found = scores(slice(None))
@@ -196,7 +199,8 @@ def _evaluation(
     return Evaluation(found, errors, inside, targets, level)
 
 
-def _of_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:
+def _score_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:
+    """Return the scores of predicted classes."""
     labels, prediction = _by_label(prediction, labels)
     probs = prediction.mean
     return {
@@ -207,7 +211,8 @@ def _of_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:
     }
 
 
-def _of_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[str, float]:
+def _score_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[str, float]:
+    """Return the scores of predicted numbers."""
     lower, upper = prediction.quantiles([(1 - level) / 2, (1 + level) / 2])
     found = {
         "RMSE": float((prediction.mean - targets).square().mean().sqrt()),
@@ -220,8 +225,9 @@ def _of_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[s
     return found
 
 
-def _of_detection(inside: Prediction, outside: Prediction) -> dict[str, float]:
-    found = {}
+def _score_detection(inside: Prediction, outside: Prediction) -> dict[str, float]:
+    """Return how well unfamiliar inputs are told from those of the test data."""
+    found: dict[str, float] = {}
     unfamiliar = _unfamiliarity(outside)
     for name, familiar in _unfamiliarity(inside).items():
         found[f"AUROC, {name}"] = auroc(familiar, unfamiliar[name])
@@ -233,15 +239,12 @@ def _unfamiliarity(prediction: Prediction) -> dict[str, Tensor]:
     """Return scores that are higher at unfamiliar inputs, ``[N]`` each."""
     if not _of_classes(prediction):
         return {"epistemic variance": prediction.epistemic_variance.flatten(1).sum(-1)}
-    several = (
-        {"mutual information": prediction.mutual_information} if len(prediction.samples) > 1 else {}
-    )
-    return {
-        "entropy": prediction.entropy,
-        **several,
-        "energy": -prediction.samples.logsumexp(-1).mean(0),
-        "largest logit": -prediction.samples.amax(-1).mean(0),
-    }
+    found = {"entropy": prediction.entropy}
+    if len(prediction.samples) > 1:
+        found["mutual information"] = prediction.mutual_information
+    found["energy"] = -prediction.samples.logsumexp(-1).mean(0)
+    found["largest logit"] = -prediction.samples.amax(-1).mean(0)
+    return found
 
 
 def _of_classes(prediction: Prediction) -> bool:
@@ -259,7 +262,8 @@ def _by_label(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Predictio
     return labels.flatten()[there], replace(prediction, samples=samples, likelihood=Categorical())
 
 
-def _draws(prediction: Prediction, chosen: Tensor | slice) -> Prediction:
+def _choose_draws(prediction: Prediction, chosen: Tensor | slice) -> Prediction:
+    """Return the prediction of some of its draws."""
     noise = {name: value[chosen] for name, value in prediction.noise.items()}
     return replace(prediction, samples=prediction.samples[chosen], noise=noise)
 

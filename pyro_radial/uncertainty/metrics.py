@@ -62,7 +62,7 @@ def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float
         >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
         0.75
     """
-    is_positive, scores = _pooled(scores_negative, scores_positive)
+    is_positive, scores = _pool(scores_negative, scores_positive)
     return float(_sklearn_metrics().roc_auc_score(is_positive, scores))
 
 
@@ -77,12 +77,12 @@ def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> 
     Source: Liang, Li and Srikant (2018), *Enhancing the reliability of out-of-distribution image detection in neural
     networks*.
     """
-    is_positive, scores = _pooled(scores_negative, scores_positive)
+    is_positive, scores = _pool(scores_negative, scores_positive)
     false, true, _ = _sklearn_metrics().roc_curve(is_positive, scores, drop_intermediate=False)
     return float(false[true >= TPR].min())
 
 
-def _pooled(
+def _pool(
     scores_negative: torch.Tensor, scores_positive: torch.Tensor
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which points are positives, and the scores of all points."""

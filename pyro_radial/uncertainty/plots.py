@@ -51,7 +51,7 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         >>> ax.get_legend().get_texts()[0].get_text()
         'radial (ECE 0.200)'
     """
-    methods = _styled("reliabilities", reliabilities, Reliability)
+    methods = _style("reliabilities", reliabilities, Reliability)
     ax = _diagonal_axes(ax)
     for index, (name, bins, color, marker) in enumerate(methods):
         num_bins = len(bins.count)
@@ -117,7 +117,7 @@ def plot_quantile_calibration(
         >>> plot_quantile_calibration({"radial": curve}).get_legend().get_texts()[0].get_text()
         'radial (gap 0.167)'
     """
-    methods = _styled("curves", curves, QuantileCalibration)
+    methods = _style("curves", curves, QuantileCalibration)
     optional(proper_fraction, "level", level)
     ax = _diagonal_axes(ax)
     for name, curve, color, marker in methods:
@@ -140,7 +140,7 @@ def plot_quantile_calibration(
     return ax
 
 
-def _styled(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[str, T, str, str]]:
+def _style(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[str, T, str, str]]:
     """Return the name, result, color and marker of each method; raise a ValueError for none, or another type."""
     check_types(Mapping, **{argument: results})
     check_types(kind, **{f"{argument}[{name!r}]": result for name, result in results.items()})

@@ -90,7 +90,7 @@ def referral_curve(
             raise ValueError(
                 f"{name} must have {number} rows to fit uncertainty, got shape {list(values.shape)}"
             )
-    share = _checked_shares(shares)
+    share = _check_shares(shares)
     left = [number - round(number * value) for value in share.tolist()]
     if left[-1] == 0:
         raise ValueError(f"shares must leave at least one of {number} points, got {share[-1]:g}")
@@ -103,7 +103,7 @@ def referral_curve(
         ordered = predictions[ranked]
         true = targets[ranked.to(targets.device)]
         scores = [
-            _scored(score, ordered[:kept], true[:kept], referred, number)
+            _score_kept(score, ordered[:kept], true[:kept], referred, number)
             for referred, kept in zip(share.tolist(), left, strict=True)
         ]
         return torch.tensor(scores, dtype=torch.float64)
@@ -125,7 +125,7 @@ def referral_curve(
     return ReferralCurve(share, of_all, torch.stack(resamples), redrawn)
 
 
-def _checked_shares(shares: Sequence[float]) -> torch.Tensor:
+def _check_shares(shares: Sequence[float]) -> torch.Tensor:
     share = held_numbers("shares", shares)
     fits = share.ndim == 1 and len(share) > 0 and bool(((share >= 0) & (share < 1)).all())
     if not fits or not (share.diff() > 0).all():
@@ -135,7 +135,7 @@ def _checked_shares(shares: Sequence[float]) -> torch.Tensor:
     return share
 
 
-def _scored(
+def _score_kept(
     score: Score, predictions: torch.Tensor, targets: torch.Tensor, share: float, number: int
 ) -> float:
     """Return the score of the kept points, or raise a ValueError that names the share without one."""

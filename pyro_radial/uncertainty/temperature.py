@@ -49,7 +49,7 @@ class TemperatureScaling:
 
     def __call__(self, logits: torch.Tensor | Prediction) -> torch.Tensor:
         """Return the probabilities ``[N, K]`` at the temperature, for logits as in :meth:`fit` and in their dtype."""
-        return (_checked_logits(logits) / self.temperature).softmax(-1)
+        return (_check_logits(logits) / self.temperature).softmax(-1)
 
     @classmethod
     def fit(cls, logits: torch.Tensor | Prediction, labels: torch.Tensor) -> TemperatureScaling:
@@ -67,7 +67,7 @@ class TemperatureScaling:
             temperature: either all labels are the most probable classes, so colder is always better, or the logits of
             the labels are no higher than the mean over classes, so hotter is always better.
         """
-        scores = _checked_logits(logits).detach()
+        scores = _check_logits(logits).detach()
         labels = class_labels("logits", labels, scores.shape)
         z = scores.cpu().double()
         of_labels = z.gather(-1, labels.cpu()[:, None]).squeeze(-1)
@@ -100,7 +100,7 @@ class TemperatureScaling:
         return cls(1 / brentq(slope, low, high, xtol=1e-300, rtol=1e-15))
 
 
-def _checked_logits(logits: torch.Tensor | Prediction) -> torch.Tensor:
+def _check_logits(logits: torch.Tensor | Prediction) -> torch.Tensor:
     """Return logits in float32 or wider, or raise a ValueError that names them."""
     if isinstance(logits, Prediction):
         likelihood = logits.likelihood
