@@ -40,17 +40,17 @@ class Functions(Protocol):
     num_samples: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Values ``[S, N, M]`` at points ``[N, D]``."""
+        """Return the values ``[S, N, M]`` at points ``[N, D]``."""
 
 
 class Process(Protocol):
     """A process that is normal at any points, such as :class:`~pyro_radial.functional.PosteriorProcess`."""
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance ``[N, O]`` at points ``[N, D]``."""
+        """Return the mean and the variance ``[N, O]`` at points ``[N, D]``."""
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances ``[O, N, N]``."""
+        """Return the mean ``[N, O]`` and the covariances ``[O, N, N]``."""
 
 
 class FunctionDraws(EnsembleModel):

@@ -187,7 +187,7 @@ class AccuracyMatrix:
         self._need_rows(0)
 
     def _need_rows(self, first: int) -> None:
-        """Refuse a matrix where this row or a later one is not measured."""
+        """Raise an error if this row or a later one of the matrix is not measured."""
         for i in range(first, len(self.names)):
             if self.values[i].isnan().all():
                 raise ValueError(

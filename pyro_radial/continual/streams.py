@@ -138,6 +138,7 @@ class TaskStream(Sequence[Task]):
         return self._latest[index]
 
     def _build(self, index: int) -> Task:
+        """Build a task, or raise a ValueError if its name or its head is wrong."""
         task = self.builders[index]()
         check_types(Task, **{f"builders[{index}]()": task})
         if task.name != self.names[index]:

@@ -480,6 +480,7 @@ class _StreamRun:
         self._remove_task_files(len(self.stream))
 
     def _resume(self, file: Checkpoint, state: Mapping[str, Any]) -> tuple[int, AccuracyMatrix]:
+        """Check and load what a checkpoint holds, and return the number of tasks done and their accuracies."""
         settings = self._settings()
         tasks = state["settings"].get("tasks", [])
         # Further tasks may follow.

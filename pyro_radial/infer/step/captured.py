@@ -233,9 +233,7 @@ class Captured:
             return places, hooks, call.stopped is None
         settings: list[object] = []
         for group in self._optimizer.param_groups:
-            for key, value in group.items():
-                if key not in CHANGING:
-                    settings.append(value)
+            settings += [value for key, value in group.items() if key not in CHANGING]
         # A loaded state is another dict.
         fixed = id(self._optimizer.state), has_step_hooks(self._optimizer), settings
         return places, hooks, call.stopped is None, fixed

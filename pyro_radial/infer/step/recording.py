@@ -363,10 +363,7 @@ def record_program(
 
 def _warn_of_jacobians(densities: Mapping[str, Any]) -> None:
     """Warn of the log-densities of a guide's Deltas, which Pyro's ELBO leaves out."""
-    sites: list[str] = []
-    for name, density in densities.items():
-        if bool(torch.as_tensor(density).any()):
-            sites.append(name)
+    sites = [name for name, density in densities.items() if torch.as_tensor(density).any()]
     if sites:
         text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
         warnings.warn(text, stacklevel=8)
@@ -579,6 +576,7 @@ def _record_once(
     reached: list[Tensor] = []
 
     def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
+        """Evaluate the loss with tensors in the place of numbers and arguments."""
         inputs = iter(tensors)
         for position in positions:
             leaves[position] = next(inputs)
