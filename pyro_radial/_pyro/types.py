@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Names for what a model, a guide, a batch and a site are to Pyro."""
+"""Names for what a model, a guide, their arguments, a batch and a site are to Pyro."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -197,11 +197,7 @@ class Recording:
             return
         self._made_from = tensors
         self._parameters = {name: tensors[place] for name, place in self.named.items()}
-        self._constant_tensors = []
-        for constant in self.constants:
-            if isinstance(constant, int):
-                constant = tensors[constant]
-            self._constant_tensors.append(constant)
+        self._constant_tensors = [tensors[c] if isinstance(c, int) else c for c in self.constants]
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """Return the weight of the KL and the other numbers of a call."""
