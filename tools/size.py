@@ -24,13 +24,13 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 16_002,
+    "statements": 16_715,
     "public names": 97,
-    "comprehensions": 3.89,
-    "nested comprehensions": 0.17,
-    "tuple assignments": 0.67,
-    "Any": 5.1,
-    "long lines": 1.7,
+    "comprehensions": 3.0,
+    "nested comprehensions": 0.15,
+    "tuple assignments": 0.6,
+    "Any": 4.0,
+    "long lines": 4.0,
 }
 #: Single files that users import from.
 PUBLIC_MODULES = ("likelihoods.py", "recipes.py", "botorch.py", "botorch_models.py", "sklearn.py")

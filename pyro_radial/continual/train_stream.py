@@ -588,5 +588,5 @@ def _describe_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name == "callback":
             found[name] = getattr(value, "__qualname__", type(value).__qualname__)
         else:
-            found[name] = described(value)
+            found[name] = describe_setting(value)
     return found
