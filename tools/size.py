@@ -24,7 +24,7 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 16_715,
+    "statements": 16_720,
     "public names": 97,
     "comprehensions": 3.0,
     "nested comprehensions": 0.15,

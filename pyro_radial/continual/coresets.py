@@ -79,7 +79,7 @@ class Coreset:
     al. 2022, *Continual Learning via Sequential Function-Space Variational Inference*). With ``inputs="current"``
     nothing is kept: ``choose`` takes the inputs from the task in training, which learns all its rows.
 
-    :param int size: number of rows of each task.
+    :param int size: number of rows of each task; with ``inputs="current"`` the most.
     :param choose: a function of (x, size, seed=...) that returns their indices, random ones by default, or, for
         functions, inputs of its own ``[M, ...]``, such as noise; a task then learns all its rows. Rows that are spread
         out: ``lambda x, size, seed: torch.tensor(kmeans_plusplus(x.flatten(1).numpy(), size, random_state=seed)[1])``

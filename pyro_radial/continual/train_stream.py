@@ -282,7 +282,9 @@ class _StreamRun:
         if coreset.inputs == "kept":
             inputs = self.chain.kept.inputs_by_head(task)
         else:
-            x = choose(coreset, task, self.seed)[0]
+            x = task.train[0]
+            if num_rows(x) > coreset.size:
+                x = choose(coreset, task, self.seed)[0]
             inputs = {int(kept.head): x for kept in self.chain.kept.tasks}
         memories: list[FunctionMemory] = []
         try:

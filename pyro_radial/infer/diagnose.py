@@ -303,7 +303,7 @@ def _judge_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
     elif nll > DOMINATES * abs(kl):
         yield (
             "The likelihood dominates the loss, so the prior hardly matters. This is expected with many data; "
-            "with few, check that num_data is not larger than the training set."
+            "with few, check that num_data, or the size of the plate, is not larger than the training set."
         )
 
 

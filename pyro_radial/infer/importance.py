@@ -123,13 +123,14 @@ def judge_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Itera
     unknown = []
     for name, share in shares.items():
         advice = _advice(name, share, guide)
+        at_worst = "" if share.event_numel == 1 else " (its worst element)"
         reliable = share.pareto_k <= MOST_K
         if not reliable and share.numbers > MOST_NUMBERS:
             unknown.append(name)
         elif share.held + 2 * share.error < LEVEL - MARGIN:
             yield (
                 f"The {LEVEL:.0%} intervals of '{name}' are too narrow: they hold about {share.held:.0%} of the "
-                f"posterior, or less. {advice}"
+                f"posterior, or less{at_worst}. {advice}"
             )
         elif not reliable:
             yield (
@@ -154,7 +155,12 @@ def _advice(name: str, share: IntervalShare, guide: object) -> str:
         "Pyro's AutoMultivariateNormal."
     )
     families = guide.chosen_families() if isinstance(guide, AutoPerSite) else {}
-    if share.event_numel == 1 or isinstance(families.get(name), MultivariateNormal):
+    if isinstance(families.get(name), MultivariateNormal):
+        return (
+            "It has a full covariance: train longer, or remove coefficients that the data say nothing about, such as "
+            f"one for each level beside a base. {sites}"
+        )
+    if share.event_numel == 1:
         return f"{sites} {train}"
     return f"Give it a full covariance: families={{'{name}': families.MultivariateNormal()}}. {sites} {train}"
 

@@ -261,6 +261,8 @@ def test_a_guide_that_is_correlated_already_gets_no_advice_to_be():
     assert "Write the model non-centered" in joint[0]
     assert not any("families" in sentence for sentence in joint + own)
     assert "AutoMultivariateNormal" not in joint[0]
+    assert "It has a full covariance: train longer, or remove coefficients that the data say nothing about" in own[0]
+    assert "of the posterior, or less (its worst element)" in own[0]
 
 
 @pytest.mark.parametrize(
