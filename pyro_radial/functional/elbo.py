@@ -200,7 +200,10 @@ class FunctionalELBO(TermsELBO):
         return value.reshape(self.num_particles, num_points, -1)
 
     def _divergence(self, functions: Any, points: Tensor) -> DivergenceEstimate:
-        """Return the divergence; drawn functions get the noise of the prior's function values."""
+        """Return the divergence, or raise a ValueError that names the site.
+
+        Functions that are drawn get the prior's noise first, since the prior's own function values have it.
+        """
         if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
         try:

@@ -201,13 +201,13 @@ class Likelihood(UniquelyNamed):
         if y.shape != wanted:
             raise ValueError(
                 f"y must have shape {tuple(wanted)} for site 'y', since the network's output has shape "
-                f"{tuple(f.shape)}, got {tuple(y.shape)}{self._of_sequences(f, y)}"
+                f"{tuple(f.shape)}, got {tuple(y.shape)}{self._event_dim_advice(f, y)}"
             )
         self.check_target_values(f, y)
         return y.to(f.dtype)
 
-    def _of_sequences(self, f: Tensor, y: Tensor) -> str:
-        """Say what to do if the first dim of an output may be that of the data, and all others one data point's."""
+    def _event_dim_advice(self, f: Tensor, y: Tensor) -> str:
+        """Return the end of an error that advises a larger ``event_dim`` where that would fit, else an empty string."""
         wanted = f.dim() - 1
         if self.event_dim >= wanted or y.shape[:1] != f.shape[:1]:
             return ""
@@ -270,7 +270,7 @@ class Categorical(Likelihood):
             raise ValueError(
                 f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
                 f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}"
-                f"{self._of_one_hot(f, y) or self._of_sequences(f, y)}"
+                f"{self._of_one_hot(f, y) or self._event_dim_advice(f, y)}"
             )
         self.check_target_values(f, y)
         return y

@@ -285,7 +285,9 @@ class GuideTests:
         assert all(torch.equal(guide.median()[name], before[name]) for name in before)
         assert not torch.equal(twin.median()["layer.weight"], before["layer.weight"])
 
-    def test_two_guides_of_one_class_share_nothing(self, guide: AutoPerSite, data: Data) -> None:
+    def test_two_guides_of_one_class_do_not_train_each_other(
+        self, guide: AutoPerSite, data: Data
+    ) -> None:
         second = self.make(weights_model)
         second(*data)
         before = second.median()["layer.bias"].clone()

@@ -32,7 +32,7 @@ def class_probabilities(
 
 
 def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return integers ``[N]`` from 0 to K - 1 in int64; a ValueError if they do not fit an argument ``[N, K]``."""
+    """Return the labels as int64 after checking that there are N from 0 to K - 1, as an argument ``[N, K]`` needs."""
     check_types(torch.Tensor, labels=labels)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}")

@@ -14,7 +14,7 @@ from torch import nn
 from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.continual import Coreset, PriorChain, Task, TaskStream
 from pyro_radial.continual.coresets import KeptRows
-from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.checkpoint import copy_state
 from pyro_radial.nn import MultiHead, likelihoods
 from tests.helpers.runs import assert_same as assert_same_state
 from tests.helpers.streams import CORESET, MODULE, ROWS, assert_same, chain, clusters, killed, learn, stream
@@ -134,7 +134,7 @@ class TestKept:
     def test_loading_replaces_all_that_was_kept(self):
         one = ONE_HEAD()
         learn(one, four_permutations()[:3], coreset=FUNCTIONS)
-        state = copied(one.state_dict())
+        state = copy_state(one.state_dict())
         for tasks in (0, 1):
             other = ONE_HEAD()
             if tasks:
@@ -279,7 +279,7 @@ def test_another_coreset_than_the_chain_s_is_refused_by_the_task(before, now, me
 
 def test_a_chain_that_keeps_rows_begins_no_other_stream():
     one, matrix = learned(FUNCTIONS)
-    before = copied(one.state_dict())
+    before = copy_state(one.state_dict())
     with pytest.raises(
         ValueError, match="after must be the matrix of the 2 tasks of which the chain keeps inputs, got"
     ):
@@ -341,7 +341,7 @@ OTHER_DATA = {
 @pytest.mark.parametrize(("tasks", "message"), OTHER_DATA.values(), ids=OTHER_DATA.keys())
 def test_a_task_that_the_network_cannot_have_is_refused_by_its_name(tasks, message, monkeypatch):
     one, matrix = learned()
-    before = copied(one.state_dict())
+    before = copy_state(one.state_dict())
     monkeypatch.setattr(MODULE, "fit", None)  # Nothing is trained before it is refused.
     with pytest.raises(ValueError, match=message):
         learn(one, tasks(), after=matrix)

@@ -146,7 +146,7 @@ class CompiledSVI:
         self._joint.start(self.model, self.guide, args, kwargs)
         optimizer = self._joint.optimizer
         mover = optimizer if isinstance(optimizer, GraphOptimizer) else None
-        call = self._call(self.model, self.guide, args, kwargs)
+        call = self._make_call(self.model, self.guide, args, kwargs)
         if call.gradients:
             call = call._replace(mover=mover, optimizer=optimizer, stopped=self._check.stopped)
         (self._latest,) = take_step([call], self.graphs, self._check, self._joint)
@@ -155,7 +155,7 @@ class CompiledSVI:
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss, as :meth:`step` returns it, without a step."""
-        call = self._call(self.model, self.guide, args, kwargs)
+        call = self._make_call(self.model, self.guide, args, kwargs)
         return as_number(self._evaluate(call._replace(gradients=False)).loss)
 
     def loss_and_grads(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
@@ -163,12 +163,15 @@ class CompiledSVI:
 
         The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
         """
-        evaluation = self._evaluate(self._call(model, guide, args, kwargs))
+        evaluation = self._evaluate(self._make_call(model, guide, args, kwargs))
         add_gradients(evaluation.with_gradients())
         return as_number(evaluation.loss)
 
-    def _call(self, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
-        """Return what to evaluate, for the present loss."""
+    def _make_call(self, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
+        """Return one evaluation as a value: the loss that the user has set now, the programs and their arguments.
+
+        A torch optimizer's parameters are named by numbers, so that they get gradients although no store has them.
+        """
         loss = self.loss
         if self._loss_and_grads is not None:
             loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)

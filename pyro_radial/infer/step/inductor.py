@@ -39,7 +39,10 @@ _kept: dict[Hashable, GraphFunction] = {}
 
 @one_at_a_time()
 def compile_once(graph: Graph, inputs: Sequence[Tensor], options: Options) -> GraphFunction:
-    """Return compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
+    """Return checked, compiled code for a graph, perhaps made for an equal one.
+
+    Without a compiler, and where the compiled numbers are wrong, the graph itself is returned. The last 64 are kept.
+    """
     key = _key(graph, inputs, options)
     if key not in _kept:
         size = f"{len(graph.module.graph.nodes):,}"

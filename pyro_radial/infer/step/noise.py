@@ -50,8 +50,9 @@ def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
     """Split a graph into a function that draws all its noise, and a graph that takes the noise as its last inputs.
 
     Draws come in the order of the graph, so on a CPU they are those of the graph itself. On other devices all standard
-    normal numbers are one draw, and all uniform ones another. A graph with draws that depend on values, as those of a
-    gamma distribution, stays whole.
+    normal numbers are one draw, and all uniform ones another. So compiled code and the graph can be compared on one
+    noise. A graph with draws that depend on values, as those of a gamma distribution, stays whole and draws its own;
+    the function then returns nothing.
     """
     module = copy.deepcopy(module)
     nodes = [node for node in module.graph.nodes if _is_random(node)]

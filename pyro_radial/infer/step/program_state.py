@@ -352,7 +352,7 @@ class State:
             else:
                 self._add(Place(_content, thing, None, path, users))
         elif isinstance(thing, FunctionType):
-            self._function(thing)
+            self._visit_function(thing)
         elif isinstance(thing, ModuleType | type):
             self._named_attributes(thing)
         elif isinstance(thing, MethodType):
@@ -444,8 +444,8 @@ class State:
                 if key in counted or isinstance(value, FunctionType):
                     self._add(Place(_read_class, thing, key, f"{thing.__name__}.{key}", True))
 
-    def _function(self, function: FunctionType) -> None:
-        """Note the variables of a function that ran."""
+    def _visit_function(self, function: FunctionType) -> None:
+        """Note what a function that ran reads: its closure and attributes; a user's defaults and globals too."""
         users = self.code.ran.get(function.__code__)
         if users is None:
             return

@@ -224,7 +224,10 @@ class Recording:
         return self._guards_hold(leaves)
 
     def _guards_hold(self, leaves: Leaves) -> bool:
-        """Return whether what it reads of its arguments is unchanged; the same arguments are not looked at again."""
+        """Return whether the conditions on values of arguments that the program tested still come out the same.
+
+        Tensors that passed the last time, and were not written to since, are not looked at again.
+        """
         if self.graph.guards is None:
             return True
         tensors = leaves.tensors()
