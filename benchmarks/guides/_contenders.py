@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from benchmarks.uncertainty.lenet5 import lenet
+from benchmarks.uncertainty._lenet import lenet
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     batch: int = 32
     particles: int = 1
     device: str = "cpu"
-    #: Whether the network is the LeNet of :mod:`benchmarks.uncertainty.lenet5`, on images.
+    #: Whether the network is the LeNet of :mod:`benchmarks.uncertainty._lenet`, on images.
     lenet: bool = False
 
     @property

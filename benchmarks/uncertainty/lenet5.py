@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from torch import nn
 
 from benchmarks.common import Claim, Form, Results, Row, main, medians, with_error
 from benchmarks.uncertainty._comparison import (
@@ -31,6 +30,7 @@ from benchmarks.uncertainty._comparison import (
     load,
     score_table,
 )
+from benchmarks.uncertainty._lenet import lenet
 from benchmarks.uncertainty._methods import (
     ADAMW,
     MEAN_FIELD,
@@ -133,20 +133,6 @@ SIZES = {
 }
 
 
-def lenet(dropout: float) -> nn.Sequential:
-    """Of 44,426 weights, with dropout between the linear layers."""
-
-    def drop() -> tuple[nn.Module, ...]:
-        return (nn.Dropout(dropout),) if dropout else ()
-
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(256, 120), nn.ReLU(), *drop()),
-        *(nn.Linear(120, 84), nn.ReLU(), *drop(), nn.Linear(84, 10)),
-    )
-
-
 @cache
 def others(data_dir: Path | None, count: int | None) -> torch.Tensor:
     """Test images of MNIST in units of Fashion-MNIST."""
@@ -177,7 +163,7 @@ def run(
     *,
     form: Form = "default",
     data_dir: Path | None = None,
-    seeds: int = 10,
+    seeds: int = 5,
     workers: int = 2,
     threads: int = 1,
 ) -> None:
