@@ -44,7 +44,7 @@ from pyro_radial.uncertainty.referral import ReferralCurve
 PLAIN, RADIAL = "plain network", "AutoRadial"
 NUM_TRAIN, SHARE_WRONG, BATCH_SIZE, EPOCHS, NUM_DRAWS = 200, 0.2, 32, 120, 32
 #: The default prior first.
-PRIOR_STDDEVS = (1.0, 0.6, 0.4, 0.3)
+PRIOR_STDDEVS = (1.0, 0.6, 0.4)
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 #: The share of the images that a person checks in the summary.
 CHECKED = 0.2
