@@ -117,7 +117,7 @@ def agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], most: float) -> bool
     for a, b, size in zip(ours, theirs, sizes, strict=True):
         equal = (a == b) | (a.isnan() & b.isnan())
         difference = float((a.double() - b.double()).masked_fill(equal, 0.0).norm())
-        # A NaN is no rounding.
+        # A NaN is more than rounding.
         if not difference <= most * max(size, least):
             return False
     return True

@@ -575,7 +575,7 @@ def _record_once(
     reached: list[Tensor] = []
 
     def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
-        """Evaluate the loss with tensors in the place of numbers and arguments."""
+        """Evaluate the loss with tensors instead of numbers and arguments."""
         inputs = iter(tensors)
         for position in positions:
             leaves[position] = next(inputs)

@@ -122,7 +122,7 @@ def record(
 ) -> Graph:
     """Record the tensor operations of a function of numbers and arguments, which returns a tree with tensors.
 
-    :param numbers: 0-d tensors in the place of Python numbers; the host may read them, except the first.
+    :param numbers: 0-d tensors instead of Python numbers; the host may read them, except the first.
     :param arguments: the host may read small values that are computed from them; see :class:`Guards`.
     :param readable: other tensors that the host may read, except those in ``changed``.
     """

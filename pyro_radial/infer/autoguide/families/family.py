@@ -219,11 +219,7 @@ class LocScale(Family):
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """Return parameters at the mean and the elementwise standard deviation of a distribution, if they are known."""
-        mean, stddev = moments(distribution, site.transform)
-        # Copies: training changes parameters in place, which must not move the distribution's own tensors.
-        loc = value.clone()
-        if mean is not None:
-            loc.copy_(expand_mean(site, mean))
+        loc, stddev = start_at(site, value, distribution)
         if stddev is None or not spread:
             return self.initial(site, loc)
         return self._parameters(
@@ -309,3 +305,15 @@ def _match_sites(key: str, sites: Collection[str]) -> set[str]:
             f"families: {key!r} is neither a site nor a valid regular expression ({error})"
         ) from error
     return {name for name in sites if pattern.search(name)}
+
+
+def start_at(site: Site, value: Tensor, distribution: Distribution) -> tuple[Tensor, Tensor | None]:
+    """Return a distribution's unconstrained mean, or else the value, and its elementwise standard deviation if known.
+
+    The mean is a copy: training changes parameters in place, which must not move the distribution's own tensors.
+    """
+    mean, stddev = moments(distribution, site.transform)
+    loc = value.clone()
+    if mean is not None:
+        loc.copy_(expand_mean(site, mean))
+    return loc, stddev

@@ -14,7 +14,6 @@ from torch.distributions import Distribution, TransformedDistribution
 from torch.distributions.transforms import ReshapeTransform
 
 from pyro_radial._pyro.checks import optional, positive_count, positive_float
-from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import (
     Transformed,
     elementary,
@@ -23,7 +22,7 @@ from pyro_radial.distributions.wrappers import (
     pull_back,
     remove_masks,
 )
-from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expand_mean
+from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, start_at
 from pyro_radial.infer.autoguide.families.normal import Normal
 
 #: A normal on vectors.
@@ -82,10 +81,7 @@ class MultivariateNormal(Family):
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """Return the mean and the covariance of the distribution in unconstrained space, as far as they are known."""
-        mean, stddev = moments(distribution, site.transform)
-        loc = value.clone()
-        if mean is not None:
-            loc.copy_(expand_mean(site, mean))
+        loc, stddev = start_at(site, value, distribution)
         if stddev is None or not spread:
             return self.initial(site, loc)
         joint = _joint(site, distribution)
