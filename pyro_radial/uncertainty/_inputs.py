@@ -14,12 +14,17 @@ def class_probabilities(
     probs: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return probabilities in float32 or wider, and labels in int64; a ValueError if they do not fit."""
+    probs = check_probabilities(probs)
+    return probs, class_labels("probs", labels, probs.shape)
+
+
+def check_probabilities(probs: torch.Tensor) -> torch.Tensor:
+    """Return probabilities ``[N, K]`` in float32 or wider, or raise a ValueError."""
     check_types(torch.Tensor, probs=probs)
     if probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point():
         raise ValueError(
             f"probs must be floating-point of shape [N, K], got {probs.dtype} {list(probs.shape)}"
         )
-    labels = class_labels("probs", labels, probs.shape)
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
     if probs.isnan().any() or (probs < 0).any():
         raise ValueError(f"probs must be non-negative, got {probs.min().item():.3g}")
@@ -28,7 +33,7 @@ def class_probabilities(
         raise ValueError(
             f"probs must sum to one in every row, got a row that is off by {error.item():.3g}"
         )
-    return probs, labels
+    return probs
 
 
 def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -63,12 +68,12 @@ def finite_numbers(argument: str, values: torch.Tensor) -> torch.Tensor:
 def real_targets(
     argument: str, predictions: torch.Tensor, targets: torch.Tensor, leading: int | None = None
 ) -> torch.Tensor:
-    """Return finite targets ``[N, *target]`` for predictions ``[*L, N, *target]``, or raise a ValueError.
+    """Return finite targets ``[N, *target]`` for a tensor of predictions ``[*L, N, *target]``, or raise a ValueError.
 
     Targets ``[N]`` fit a target of one element. ``leading`` is the number of dims in L, by default all that the targets
     do not have.
     """
-    check_types(torch.Tensor, **{argument: predictions}, targets=targets)
+    check_types(torch.Tensor, targets=targets)
     if not predictions.is_floating_point():
         raise ValueError(f"{argument} must be floating-point, got {predictions.dtype}")
     shape = (

@@ -13,7 +13,7 @@ import torch
 
 from pyro_radial._pyro.checks import check_flag, check_number, check_types, proper_fraction
 from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.uncertainty._inputs import class_labels, class_probabilities, real_targets
+from pyro_radial.uncertainty._inputs import check_probabilities, class_labels, real_targets
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,7 @@ CLASS_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:
     """Return class probabilities in float64."""
     values = probs.mean if isinstance(probs, Prediction) else probs
-    check_types(torch.Tensor, probs=values)
-    no_labels = torch.zeros(len(values), dtype=torch.long)
-    values, _ = class_probabilities(values, no_labels)
-    return values.detach().double()
+    return check_probabilities(values).detach().double()
 
 
 def _threshold(argument: str, scores: torch.Tensor, level: float) -> torch.Tensor:
