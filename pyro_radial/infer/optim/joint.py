@@ -74,7 +74,9 @@ class GraphOptimizer(Optimizer, ABC):
         """Return the parameters with gradients to clip."""
 
 
-Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
+#: What makes an optimizer for any list of parameters.
+ListOptim = PyroOptim | Callable[[list[Tensor]], Optimizer]
+Optim = GuideOptim | ListOptim
 
 # The devices on which torch has fused steps.
 FUSED_ON = ("cpu", "cuda")
@@ -95,7 +97,6 @@ class JointOptimizer:
     def __init__(
         self, optim: Any, clip_norm: float | None = None, scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        check_optim(optim if not isinstance(optim, Optimizer) else type(optim))
         self._optim = optim
         self._clip_norm = clip_norm
         self._scaler = torch.amp.GradScaler("cpu", enabled=False) if scaler is None else scaler
@@ -106,6 +107,8 @@ class JointOptimizer:
         if isinstance(optim, Optimizer):
             check_no_closure(optim)
             self.optimizer = optim
+        else:
+            check_optim(optim)
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
         """Add the parameters that are new."""
@@ -213,13 +216,11 @@ def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
-    """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them."""
-    check_optim(optim)
-    if isinstance(optim, GuideOptim):
-        raise ValueError(
-            f"{type(optim).__name__} is an optimizer of a guide, not of other parameters"
-        )
+def make_optimizer(optim: ListOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
+    """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them.
+
+    ``optim`` has passed :func:`check_optim`.
+    """
     if isinstance(optim, PyroOptim):
         return _make_from_pyro(optim, stored_names(parameters))
     optimizer = optim(list(parameters.values()))
