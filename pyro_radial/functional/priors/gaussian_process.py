@@ -115,6 +115,7 @@ class GaussianProcess(FunctionPrior):
 
         :raises ValueError: naming the argument that does not fit.
         """
+        check_points(x)
         mean, covariance = self._prior_moments(x, num_outputs)
         return mean, with_diagonal(covariance, self.noise**2).expand(num_outputs, -1, -1)
 
@@ -247,8 +248,7 @@ class GaussianProcess(FunctionPrior):
         return gaussian_log_prob(y.unsqueeze(0), mean, covariance, jitter=self.jitter).squeeze(0)
 
     def _prior_moments(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
-        """Return the moments without noise, with one covariance ``[1, N, N]`` if all outputs share it."""
-        check_points(x)
+        """Return the moments without noise at checked points; one covariance ``[1, N, N]`` if all outputs share it."""
         positive_count("num_outputs", num_outputs)
         if not self._one_for_all and num_outputs != len(self._kernels):
             raise ValueError(
