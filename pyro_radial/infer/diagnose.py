@@ -26,7 +26,12 @@ from pyro_radial.infer.importance import LEVEL, IntervalShare, interval_shares, 
 from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
 from pyro_radial.infer.step.not_finite import first_not_finite
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
-from pyro_radial.nn.likelihoods import FUNCTION_SITE, Gaussian, HeteroscedasticGaussian
+from pyro_radial.nn.likelihoods import (
+    FUNCTION_SITE,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+)
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.poutine import mean_only
@@ -41,6 +46,8 @@ WIDE = 0.5
 # Measured root mean squares. In regression, inputs of 30 are predicted no better than by the mean, and a mean target of
 # 10 is missed by several standard deviations. Classes are still learned from pixels up to 255, but not well from 4000.
 MOST_OF_INPUT, MOST_OF_INPUT_FOR_CLASSES, MOST_OF_TARGET = 30.0, 300.0, 10.0
+#: The likelihoods of real targets.
+REAL_TARGETS = (Gaussian, HeteroscedasticGaussian)
 # In units of the first noise, but at most of one: below it the noise stays at 16 times the error.
 LEAST_SPREAD = 0.1
 
@@ -250,11 +257,10 @@ def _scale_pulls(
 ) -> dict[str, float]:
     """Return the mean over weights of dL / d log(scale), for each site where it is far from zero beyond its noise."""
     sites = {}
-    found: dict[str, list[float]] = {}
     for name, site in guide.loc_scale_sites().items():
         if site.scale.requires_grad:
             sites[name] = site
-            found[name] = []
+    found: dict[str, list[float]] = {}
     scales = [site.scale for site in sites.values()]
     for _ in range(number if sites else 0):
         with torch.enable_grad():
@@ -264,15 +270,14 @@ def _scale_pulls(
             if gradient is not None:
                 to_scale = transform_to(site.family.scale_constraint)
                 by_log = gradient * by_log_scale(to_scale, site.scale, to_scale(site.scale))
-                found[name].append(float(by_log.mean()))
+                found.setdefault(name, []).append(float(by_log.mean()))
     pulls = {}
     for name, values in found.items():
-        if values:
-            means = torch.tensor(values, dtype=torch.float64)
-            mean = float(means.mean())
-            error = float(means.std()) / len(means) ** 0.5
-            if abs(mean) > max(MOST_PULL, 4.0 * error):
-                pulls[name] = mean
+        means = torch.tensor(values, dtype=torch.float64)
+        mean = float(means.mean())
+        error = float(means.std()) / len(means) ** 0.5
+        if abs(mean) > max(MOST_PULL, 4.0 * error):
+            pulls[name] = mean
     return pulls
 
 
@@ -362,22 +367,13 @@ def not_standardized(model: object, x: Batch, y: Batch) -> str | None:
     likelihood = getattr(model, "likelihood", None)
     if likelihood is None or num_rows(x) < 2:
         return None
-    outputs = {"": (likelihood, y)}
-    if isinstance(likelihood, NamedLikelihoods) and isinstance(y, dict):
-        outputs = {}
-        for name, part in likelihood.by_name.items():
-            if name in y:
-                outputs[f"{name} "] = (part, y[name])
-    real = {}
-    for name, (part, targets) in outputs.items():
-        if isinstance(part, Gaussian | HeteroscedasticGaussian):
-            real[name] = (part, targets)
+    real = list(_real_outputs(likelihood, y))
     found = []
     sizes = [_largest(part) for part in tree_leaves(x) if part.is_floating_point()]
     size = max(sizes, default=0.0)
     if size > (MOST_OF_INPUT if real else MOST_OF_INPUT_FOR_CLASSES) and not _scales_inputs(model):
         found.append(f"inputs with a root mean square of up to {size:.3g}")
-    for name, (part, targets) in real.items():
+    for name, part, targets in real:
         if not (isinstance(targets, Tensor) and targets.is_floating_point()):
             continue
         there = targets[~targets.reshape(len(targets), -1).isnan().any(-1)]
@@ -394,6 +390,16 @@ def not_standardized(model: object, x: Batch, y: Batch) -> str | None:
         "Standardize inputs and real targets by the training rows, and convert predictions back."
     )
     return f"The data have {' and '.join(found)}, but the priors and the noise expect about unit size. {advice}"
+
+
+def _real_outputs(likelihood: object, y: Batch) -> Iterator[tuple[str, Likelihood, Batch]]:
+    """Yield the name, the likelihood and the targets of each output of real numbers; a single one has no name."""
+    if isinstance(likelihood, REAL_TARGETS):
+        yield "", likelihood, y
+    if isinstance(likelihood, NamedLikelihoods) and isinstance(y, dict):
+        for name, part in likelihood.by_name.items():
+            if name in y and isinstance(part, REAL_TARGETS):
+                yield f"{name} ", part, y[name]
 
 
 def _largest(values: Tensor) -> float:

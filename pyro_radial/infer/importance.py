@@ -76,31 +76,25 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
     start = starts[0]
     model_trace = poutine.trace(poutine.replay(model, trace=start)).get_trace(*args)
     _check_all_rows(model_trace)
-    sites = dict[str, Any](model_trace.iter_stochastic_nodes())
-    drawn = []
-    for name, site in sites.items():
+    sites: dict[str, Node] = {}
+    for name, site in dict[str, Any](model_trace.iter_stochastic_nodes()).items():
         if not site_is_subsample(site) and _differ(start, starts[1], name):
-            drawn.append(name)
+            sites[name] = site
     together: dict[Plates, list[str]] = {}
-    for name in drawn:
-        plates = _plates(sites[name])
+    for name, site in sites.items():
+        plates = _plates(site)
         given_others = poutine.trace(_hold_outside(guide, start, plates)).get_trace(*args)
         if not _differ(start, given_others, name):
             plates = Plates()
         together.setdefault(plates, []).append(name)
     shares = {}
     for plates, names in together.items():
-        outside = []
-        numbers = 0
-        for name in drawn:
-            if plates <= _plates(sites[name]):
-                numbers += sites[name]["value"].numel()
-            else:
-                outside.append(name)
-        number = math.prod(size for _, _, size in plates)
-        runs = []
+        inside = [site for site in sites.values() if plates <= _plates(site)]
+        numbers = sum(site["value"].numel() for site in inside)
         # Without sites outside, all starts are the same.
-        for trace in starts if outside else starts[:1]:
+        different_starts = starts[:1] if len(inside) == len(sites) else starts
+        runs = []
+        for trace in different_starts:
             held = _hold_outside(guide, trace, plates)
             runs.append(_compare_draws(model, held, args, plates, names))
         weights, shapes = smooth_weights(torch.cat([run.ratios for run in runs], 1))
@@ -109,11 +103,11 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
             shares_held, errors = _find_shares_held(draws, weights)
             least = int(shares_held.argmin())
             shares[name] = IntervalShare(
-                float(shares_held[least]),
-                float(errors[least]),
-                float(shapes.median()),
-                numbers // number,
-                sites[name]["fn"].event_shape.numel(),
+                held=float(shares_held[least]),
+                error=float(errors[least]),
+                pareto_k=float(shapes.median()),
+                numbers=numbers // math.prod(size for _, _, size in plates),
+                event_numel=sites[name]["fn"].event_shape.numel(),
             )
     return shares
 
