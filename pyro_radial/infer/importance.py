@@ -132,10 +132,9 @@ def judge_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Itera
                 f"posterior (Pareto k {share.pareto_k:.2f} above {MOST_K}). {advice}"
             )
     if unknown:
-        numbers = shares[unknown[0]].numbers
         yield (
-            f"Whether intervals of {', '.join(unknown)} hold is unknown: {numbers} numbers are drawn together, too "
-            "many for importance sampling. Compare with MCMC on a part of the data."
+            f"Whether intervals of {', '.join(unknown)} hold is unknown: {shares[unknown[0]].numbers} numbers are "
+            "drawn together, too many for importance sampling. Compare with MCMC on a part of the data."
         )
 
 

@@ -241,9 +241,14 @@ def _predict_linearized(
     posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)), method)
     num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
     noise = _predict_by_draws(model, guide, x[:1], num_draws, chunk_size, site).noise
-    draws = count if method == "linearized" else None
-    marginals = output_marginals(model, posterior, site)
-    samples = draw_linearized(marginals, x, draws, chunk_size, device_of(guide, model), progress)
+    samples = draw_linearized(
+        output_marginals(model, posterior, site),
+        x,
+        num_samples=count if method == "linearized" else None,
+        chunk_size=chunk_size,
+        device=device_of(guide, model),
+        progress=progress,
+    )
     return Prediction(samples, likelihood, noise)
 
 

@@ -152,11 +152,10 @@ def data_settings(rows: Rows) -> Settings:
 
 def _describe_priors(model: Model, guide: nn.Module, batch: tuple[Batch, Batch]) -> Settings:
     """Describe the prior of each latent site; parameters that depend on trained ones are only named."""
-    device = device_of(guide, model)
     with (
         one_at_a_time(),
         evaluating(model, guide),
-        seeded(0, device),
+        seeded(0, device_of(guide, model)),
         poutine.block(),
         torch.enable_grad(),
     ):
