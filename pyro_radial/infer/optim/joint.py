@@ -16,12 +16,13 @@ import pyro
 import torch
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
+from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyro_radial._pyro.compat import mark_stepped, optimizer_state_waiting, pyro_settings
-from pyro_radial._pyro.types import Args, Kwargs, Model
+from pyro_radial._pyro.types import Args, Kwargs, Model, Node
 
 
 class GuideOptim(ABC):
@@ -296,6 +297,18 @@ def _join(optimizer: Optimizer, other: Optimizer) -> None:
     for group in other.param_groups:
         optimizer.add_param_group(group)
     optimizer.state.update(other.state)
+
+
+def unconstrained_parameters(*traces: Trace) -> dict[str, Tensor]:
+    """Return the unconstrained parameters in traces by name."""
+    parameters: dict[str, Tensor] = {}
+    for trace in traces:
+        for name, node in dict[str, Node](trace.nodes).items():
+            if node["type"] == "param":
+                value = node["value"]
+                constrained = hasattr(value, "unconstrained")
+                parameters[name] = value.unconstrained() if constrained else value
+    return parameters
 
 
 def stored_names(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from pyro_radial.infer.optim.joint import (
     check_optim,
     make_optimizer,
     optimizer_parameters,
+    unconstrained_parameters,
 )
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihoods import Likelihood
@@ -184,7 +185,10 @@ class NaturalGradient(GuideOptim):
                 "another optimizer"
             )
         own = set(map(id, _locs_and_scales(sites)))
-        every = {**dict(TermsELBO()(model, guide).named_parameters()), **_parameters(drawn, trace)}
+        every = {
+            **dict(TermsELBO()(model, guide).named_parameters()),
+            **unconstrained_parameters(drawn, trace),
+        }
         # Each parameter under one name.
         rest: dict[int, tuple[str, Tensor]] = {}
         for name, parameter in every.items():
@@ -620,16 +624,4 @@ def _locs_and_scales(sites: Sequence[SiteState]) -> list[Tensor]:
     parameters: list[Tensor] = []
     for site in sites:
         parameters += site.loc, site.scale
-    return parameters
-
-
-def _parameters(*traces: Trace) -> dict[str, Tensor]:
-    """Return the unconstrained parameters in traces by name."""
-    parameters: dict[str, Tensor] = {}
-    for trace in traces:
-        for name, node in dict[str, Node](trace.nodes).items():
-            if node["type"] == "param":
-                value = node["value"]
-                constrained = hasattr(value, "unconstrained")
-                parameters[name] = value.unconstrained() if constrained else value
     return parameters

@@ -155,13 +155,19 @@ def fit(
         saved = None if kept is None else kept.load(batches.device, needed=SAVED)
         # With other epochs a resumed run goes on as it began.
         graphs = saved["graphs"] if saved else choose_way(options, batches.device, steps)
-        own: dict[str, Any] = {
-            "seed": seed,
-            "options": options,
-            "callback": callback,
-            "graphs": graphs,
-        }
-        run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
+        run = TrainingRun(
+            model,
+            guide,
+            loss,
+            batches,
+            optim,
+            scheduler,
+            held_out,
+            seed=seed,
+            options=options,
+            graphs=graphs,
+            callback=callback,
+        )
         if kept is not None:
             run.begin(kept, saved, epochs)
         run.train(epochs, kept, progress)

@@ -26,6 +26,7 @@ from pyro_radial.infer.optim.joint import (
     Optim,
     initial_rates,
     make_optimizer,
+    unconstrained_parameters,
 )
 from pyro_radial.infer.step.loss_evaluation import Call, LossEvaluation, evaluate_loss, has_terms
 from pyro_radial.infer.step.loss_graphs import Graphs
@@ -140,17 +141,24 @@ class Trainer:
         return Terms(values, 0.0 if of_means or terms is None else terms.kl_weight)
 
     def look(self) -> None:
-        """Raise the error of a step since the last look, if its loss was not finite."""
+        """Raise the error of a step since the last look, if its loss was not finite, or of a parameter that is not."""
         self._check.look(self.optimizer)
+        check_parameters(self.parameters.items(), self.steps_done)
 
     def _call(self, loss: TermsELBO, part: tuple[Batch, Batch], share: float) -> Call:
         """Return what to evaluate for a part of a batch in the next step."""
-        weight = loss.weight_at(self.steps_done) if has_terms(loss) else 1.0
         call = Call(
-            loss, self._run, self.guide, part, {}, also=self.parameters, weight=weight, share=share
+            loss,
+            self._run,
+            self.guide,
+            part,
+            {},
+            also=self.parameters,
+            weight=loss.weight_at(self.steps_done) if has_terms(loss) else 1.0,
+            share=share,
+            step=self.steps_done + 1,
+            scaler=self.scaler if self.scaler.is_enabled() else None,
         )
-        scaler = self.scaler if self.scaler.is_enabled() else None
-        call = call._replace(step=self.steps_done + 1, scaler=scaler)
         if not self._in_graph:
             return call
         mover = (
@@ -158,10 +166,12 @@ class Trainer:
             if isinstance(self.optimizer, GraphOptimizer) and self._outside is None
             else None
         )
-        call = call._replace(
-            optimizer=self.optimizer, outside=self._outside, stopped=self._check.stopped
+        return call._replace(
+            mover=mover,
+            optimizer=self.optimizer,
+            outside=self._outside,
+            stopped=self._check.stopped,
         )
-        return call._replace(mover=mover)
 
     def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a part of a batch; an error of validation names what is not finite."""
@@ -286,9 +296,7 @@ def _make_parameters(
         if isinstance(module, nn.Module):
             known.update(map(id, module.parameters()))
     loose = {}
-    for name, site in capture.trace.nodes.items():
-        value: Any = site["value"]
-        value = value.unconstrained() if hasattr(value, "unconstrained") else value
+    for name, value in unconstrained_parameters(capture.trace).items():
         # Under the name of a module's parameter, Pyro's store can hold an unused namesake.
         namesake = isinstance(value, nn.Parameter) and isinstance(model, nn.Module)
         if id(value) not in known and not namesake:

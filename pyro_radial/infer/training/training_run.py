@@ -27,7 +27,6 @@ from pyro_radial.infer.optim.joint import Optim, change_rates, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, COMPILED, RECORDED
 from pyro_radial.infer.step.loss_graphs import Graphs
-from pyro_radial.infer.step.not_finite import check_parameters
 from pyro_radial.infer.training.checkpoint import Checkpoint, State
 from pyro_radial.infer.training.compared_settings import (
     Settings,
@@ -160,7 +159,6 @@ class TrainingRun:
     def end_epoch(self) -> Record:
         """Close the epoch's record, validate, and let the scheduler take its step."""
         self.trainer.look()
-        check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
         progress = self.progress
         record: Record = {
             "epoch": progress.epoch,
@@ -187,7 +185,6 @@ class TrainingRun:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
         self.trainer.look()
-        check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
         checkpoint.save(self._state())
 
     def end(self) -> None:
