@@ -195,8 +195,15 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
         class_weight: Mapping[Any, float] | str | None = None,
         random_state: Any = None,
     ) -> None:
-        settings = {"prior": prior, "optim": optim, "epochs": epochs, "batch_size": batch_size}
-        super().__init__(network, num_samples=num_samples, random_state=random_state, **settings)
+        super().__init__(
+            network,
+            prior=prior,
+            optim=optim,
+            epochs=epochs,
+            batch_size=batch_size,
+            num_samples=num_samples,
+            random_state=random_state,
+        )
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BayesianClassifier":

@@ -406,13 +406,10 @@ class Gaussian(Likelihood):
             _check_positive_scalar("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
-        self.scale: Any
-        first = positive_float("scale", 1.0 if scale is None else scale)
+        self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
         if learn_scale:
-            self._first_scale = first
-            self.scale = PyroParam(torch.tensor(first), constraints.softplus_positive)
-        else:
-            self.scale = first
+            self._first_scale = self.scale
+            self.scale = PyroParam(torch.tensor(self._first_scale), constraints.softplus_positive)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""

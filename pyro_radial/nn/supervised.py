@@ -179,6 +179,14 @@ def for_likelihood(f: object, likelihood: object) -> Any:
     return getattr(f, "logits", f) if isinstance(likelihood, Likelihood) else f
 
 
+def read_noise(noise_sites: Mapping[str, str], nodes: Mapping[str, Node]) -> dict[str, Tensor]:
+    """Return the noise of a likelihood in a run of its model, ``[1]`` by argument of ``observation``."""
+    noise = {}
+    for argument, site in noise_sites.items():
+        noise[argument] = nodes[site]["value"].reshape(1)
+    return noise
+
+
 def _has_targets(x: object = None, y: object = None) -> bool:
     """Return whether a call has targets, as that of a loss does."""
     return y is not None
@@ -273,10 +281,7 @@ class ModelNetwork:
             parameters = self.bnn.sample_parameters()
             if self.noise_sites:
                 self.likelihood.noise(torch.zeros(1, dtype=self.bnn.dtype, device=self.bnn.device))
-        nodes: Mapping[str, Node] = capture.trace.nodes
-        noise = {
-            argument: nodes[site]["value"].reshape(1) for argument, site in self.noise_sites.items()
-        }
+        noise = read_noise(self.noise_sites, capture.trace.nodes)
         return NetworkDraw(self.bnn.one_value_each(parameters), noise, capture.trace)
 
     def drawn_parameters(self, drawn: Trace) -> dict[str, Tensor] | None:

@@ -91,9 +91,12 @@ class GaussianProcess(FunctionPrior):
         if callable(mean):
             self.mean = _copy_in_double(mean)
         else:
-            number = 0.0 if mean is None else mean
-            what = "a finite number or a function of points"
-            self.mean = check_number("mean", number, math.isfinite, what)
+            self.mean = check_number(
+                "mean",
+                0.0 if mean is None else mean,
+                math.isfinite,
+                "a finite number or a function of points",
+            )
         self.jitter = positive_float("jitter", jitter)
         self.noise = non_negative_float("noise", noise)
         #: The standard deviation of observations around the function; zero until :meth:`fit`.

@@ -37,7 +37,7 @@ from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Bernoulli, Categorical
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
-from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names
+from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names, read_noise
 
 DEFAULT_NUM_SAMPLES = 64
 METHODS = ("draws", "linearized", "probit")
@@ -338,11 +338,7 @@ class _ModelRun:
 
     @property
     def noise(self) -> dict[str, Tensor]:
-        nodes: Any = self._latest.nodes
-        noise = {}
-        for argument, site in self._noise_sites.items():
-            noise[argument] = nodes[site]["value"].reshape(1)
-        return noise
+        return read_noise(self._noise_sites, self._latest.nodes)
 
 
 def _choose_run(
