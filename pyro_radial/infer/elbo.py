@@ -4,23 +4,19 @@
 """The loss: a true ELBO with an analytic KL wherever a closed form exists, kept in its terms."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
-from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import warn_if_nan
 from torch import Tensor
-from torch.distributions import Normal, kl_divergence
 
 from pyro_radial._pyro.checks import check_flag, check_types, positive_count
 from pyro_radial._pyro.compat import (
@@ -29,174 +25,16 @@ from pyro_radial._pyro.compat import (
     check_site_shape,
     is_deterministic,
 )
-from pyro_radial._pyro.types import Guide, Message, Model, Node
-from pyro_radial.distributions.kl import kl_by_cross_entropy
-from pyro_radial.distributions.wrappers import leaf, remove_masks
+from pyro_radial._pyro.types import Guide, Model, Node
+
+# The names with "as" are passed on to infer/step.
+from pyro_radial.infer.loss_terms import LossTerms as LossTerms
+from pyro_radial.infer.loss_terms import as_tensor as as_tensor
+from pyro_radial.infer.loss_terms import average
+from pyro_radial.infer.site_kl import RecordDistribution, analytic_kl, estimate_kl, is_auxiliary
 from pyro_radial.nn.modules import Autocast
-from pyro_radial.poutine.local_reparameterization import check_drawn
 
 PARTICLE_PLATE = "num_particles_vectorized"
-
-
-@dataclass(frozen=True)
-class LossTerms:
-    """A loss in its terms: detached 0-d tensors in nats, for the whole data set.
-
-    ``loss = negative_log_likelihood + kl_weight * kl``, and at each site ``kl = cross_entropy - entropy`` if the
-    guide's distribution has an entropy. Losses that compare functions may add ``weight_space_kl_weight *
-    weight_space_kl``, the KL of the weights.
-
-    :param float kl_weight: the weight of the KL in the loss; a 0-d tensor while a graph is recorded.
-    :param nll_by_site: the negative log-likelihood of each observed site.
-    :param kl_by_site: the KL of each latent site, without the weight.
-    :param entropies: a function that returns :attr:`entropy_by_site`.
-    :param int num_data: N, the size of the plates around the observations, or None without a plate.
-    :param sampled_kl: for each site with a sampled KL, why it has no closed form.
-    """
-
-    kl_weight: Any
-    nll_by_site: dict[str, Tensor]
-    kl_by_site: dict[str, Tensor]
-    entropies: Callable[[], dict[str, Tensor]]
-    num_data: int | None
-    sampled_kl: dict[str, str] = field(default_factory=dict)
-    weight_space_kl_weight: float = 0.0
-    weight_space_kl_by_site: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def entropy_by_site(self) -> dict[str, Tensor]:
-        """The entropy of each latent site with an entropy in the guide."""
-        return self.entropies()
-
-    @property
-    def negative_log_likelihood(self) -> Tensor:
-        """The sum over observed sites."""
-        return _total(self.nll_by_site)
-
-    @property
-    def kl(self) -> Tensor:
-        """The sum over latent sites, without its weight."""
-        return _total(self.kl_by_site)
-
-    @property
-    def weight_space_kl(self) -> Tensor:
-        """The KL of the weights in a loss that compares functions, without its weight; zero in others."""
-        return _total(self.weight_space_kl_by_site)
-
-    @property
-    def loss(self) -> Tensor:
-        """The value of the loss."""
-        of_functions = _add_kl(self.negative_log_likelihood, self.kl_weight, self.kl)
-        return _add_kl(of_functions, self.weight_space_kl_weight, self.weight_space_kl)
-
-    @property
-    def entropy(self) -> Tensor | None:
-        """The guide's entropy, or None if a site has none."""
-        by_site = self.entropy_by_site
-        return _total(by_site) if by_site.keys() == self.kl_by_site.keys() else None
-
-    @property
-    def cross_entropy(self) -> Tensor | None:
-        """E[-log p(w)] under the guide, or None if a site has no entropy."""
-        entropy = self.entropy
-        return None if entropy is None else self.kl + entropy
-
-    def per_datum(self) -> "LossTerms":
-        """Return the same terms divided by N, with ``num_data=1``; a ValueError if no observation is in a plate."""
-        if self.num_data is None:
-            raise ValueError(
-                "per_datum: observations must be in a plate, got none, so the number of data is unknown"
-            )
-        return replace(average([self], self.num_data), num_data=1)
-
-    def copy(self) -> "LossTerms":
-        """Return the same terms in memory of their own."""
-        return replace(
-            self,
-            nll_by_site=_map_sites(Tensor.clone, self.nll_by_site),
-            kl_by_site=_map_sites(Tensor.clone, self.kl_by_site),
-            weight_space_kl_by_site=_map_sites(Tensor.clone, self.weight_space_kl_by_site),
-        )
-
-    def not_finite(self) -> list[str]:
-        """Return in words which terms are NaN or infinite; reads each term on the host."""
-        kinds = (
-            ("log-likelihood", self.nll_by_site),
-            ("KL", self.kl_by_site),
-            ("weight-space KL", self.weight_space_kl_by_site),
-        )
-        found = []
-        for kind, by_site in kinds:
-            for name, value in by_site.items():
-                if not bool(torch.isfinite(value)):
-                    found.append(f"{kind} of site '{name}'")
-        return found
-
-
-def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
-    """Return the mean over particles; a pass with vectorized particles holds the sum over all of them."""
-    first = particles[0]
-    sampled_kl: dict[str, str] = {}
-    for terms in particles:
-        sampled_kl |= terms.sampled_kl
-    return LossTerms(
-        first.kl_weight,
-        _sum_and_divide([p.nll_by_site for p in particles], num_particles),
-        _sum_and_divide([p.kl_by_site for p in particles], num_particles),
-        lambda: _sum_and_divide([p.entropy_by_site for p in particles], num_particles),
-        first.num_data,
-        sampled_kl,
-        first.weight_space_kl_weight,
-        _sum_and_divide([p.weight_space_kl_by_site for p in particles], num_particles),
-    )
-
-
-@torch.no_grad()
-def entropies(sites: Mapping[str, Node]) -> dict[str, Tensor]:
-    """Return the scaled entropy of each site that has one."""
-    result = {}
-    for name, site in sites.items():
-        try:
-            entropy = scale_and_mask(site["fn"].entropy(), scale=site["scale"], mask=site["mask"])
-            result[name] = entropy.expand(site["fn"].batch_shape).sum()
-        except (NotImplementedError, AttributeError):
-            continue
-    return result
-
-
-def _map_sites(
-    function: Callable[[Tensor], Tensor], by_site: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    return {name: function(value) for name, value in by_site.items()}
-
-
-def _total(by_site: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum over sites."""
-    return as_tensor(sum(by_site.values()))
-
-
-def as_tensor(number: float | Tensor) -> Tensor:
-    """Return a number as a tensor. ``torch.as_tensor`` alone would move a tensor to the default device."""
-    return number if isinstance(number, Tensor) else torch.as_tensor(number)
-
-
-def _add_kl(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
-    """Return the negative log-likelihood plus the weighted KL.
-
-    A weight of zero leaves out the KL, which is infinite at the pole of a radial prior. A tensor is not read.
-    """
-    if not isinstance(kl_weight, Tensor) and not kl_weight:
-        return negative_log_likelihood
-    return negative_log_likelihood + kl_weight * kl
-
-
-def _sum_and_divide(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
-    """Return the sum over the mappings, site by site, divided by a number."""
-    result = {}
-    for name in by_site[0]:
-        total = sum(each[name] for each in by_site)
-        result[name] = as_tensor(total) / number
-    return result
 
 
 class Run(NamedTuple):
@@ -385,26 +223,18 @@ class TermsELBO(TraceMeanField_ELBO):
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
             sites = _observed_sites(model_trace).items()
-            observed = {name: -site["log_prob_sum"] for name, site in sites}
-            latent, weights = self._kls(run)
-            loss = _add_kl(_total(observed), weight, _total(latent))
-            loss = _add_kl(loss, self.weight_space_kl, _total(weights))
-            # An entropy needs no value, which is a copy of all weights.
-            parts = {}
-            for name, site in guide_trace.nodes.items():
-                if name in latent:
-                    parts[name] = {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
+            kls, weight_space_kls = self._kls(run)
             terms = LossTerms(
                 weight,
-                _map_sites(Tensor.detach, observed),
-                _map_sites(Tensor.detach, latent),
-                partial(entropies, parts),
-                num_data_of(model_trace),
-                run.sampled,
-                self.weight_space_kl,
-                _map_sites(Tensor.detach, weights),
+                nll_by_site={name: -site["log_prob_sum"] for name, site in sites},
+                kl_by_site=kls,
+                entropies=partial(entropies, _without_values(guide_trace, kls)),
+                num_data=num_data_of(model_trace),
+                sampled_kl=run.sampled,
+                weight_space_kl_weight=self.weight_space_kl,
+                weight_space_kl_by_site=weight_space_kls,
             )
-            yield loss, terms
+            yield terms.loss, terms.map(Tensor.detach)
 
     def _get_trace(
         self,
@@ -446,8 +276,8 @@ class TermsELBO(TraceMeanField_ELBO):
 
     def _vectorized_num_particles(self, fn: Model) -> Model:
         """Repeat the particles as Pyro does, and record each site's distribution before and after."""
-        repeated = super()._vectorized_num_particles(_RecordDistribution("own_distribution")(fn))
-        return _RecordDistribution("repeated_distribution")(repeated)
+        repeated = super()._vectorized_num_particles(RecordDistribution("own_distribution")(fn))
+        return RecordDistribution("repeated_distribution")(repeated)
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the KLs by site, and the KLs of the weights in losses that compare functions."""
@@ -460,12 +290,12 @@ class TermsELBO(TraceMeanField_ELBO):
         kls = {}
         for name, site in run.guide_trace.iter_stochastic_nodes():
             if not site_is_subsample(site) and wanted(name):
-                kls[name] = self._site_kl(name, site, run)
+                kls[name] = self._site_kl(name, run)
         return kls
 
-    def _site_kl(self, name: str, guide_site: Node, run: Run) -> Tensor:
+    def _site_kl(self, name: str, run: Run) -> Tensor:
         """Return the KL of one site, and record why it is sampled."""
-        kl = _analytic_kl(name, guide_site, run)
+        kl = analytic_kl(name, run.model_trace, run.guide_trace)
         if isinstance(kl, Tensor):
             return kl
         if self.strict_kl:
@@ -473,7 +303,7 @@ class TermsELBO(TraceMeanField_ELBO):
                 f"strict_kl: site '{name}' is {kl}, so its KL would be estimated from samples"
             )
         run.sampled[name] = kl
-        return _estimate_kl(name, run.model_trace, run.guide_trace)
+        return estimate_kl(name, run.model_trace, run.guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
         """Raise a ValueError naming a latent site of the model that the guide lacks."""
@@ -497,11 +327,6 @@ def not_finite_parameter(name: str) -> ValueError:
         f"guide must have finite parameters, got NaN or infinity in {name}: training has diverged. Go back to a "
         "checkpoint, or start again with a smaller learning rate"
     )
-
-
-def is_auxiliary(site: Node) -> bool:
-    """Return whether a guide marks a site as one that the model does not have."""
-    return bool((site["infer"] or {}).get("is_auxiliary", False))
 
 
 def check_weight(weight: float, name: str = "kl_weight") -> float:
@@ -535,83 +360,23 @@ def num_data_of(model_trace: Trace) -> int | None:
     return sum(sizes.values()) if sizes else None
 
 
-class _RecordDistribution(Messenger):
-    """Record under a key the distribution of each sample statement at this place among the handlers.
-
-    One recorder inside and one outside of a plate of particles serve :func:`own_distribution`.
-    """
-
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
-
-    def _pyro_sample(self, msg: Message) -> None:
-        msg[self.key] = msg["fn"]
-
-
-def _analytic_kl(name: str, guide_site: Node, run: Run) -> Tensor | str:
-    """Return the scaled and masked KL of a latent site in nats, or in words why it must be sampled."""
-    model_site: Node | None = run.model_trace.nodes.get(name)
-    if is_validation_enabled() and not guide_site["fn"].has_rsample:
-        raise NotImplementedError(
-            f"guide must have a reparameterized sampler at site '{name}', got {type(leaf(guide_site['fn'])).__name__}"
-        )
-    if model_site is None:
-        return "an auxiliary site of the guide, whose log-density is sampled"
-    if isinstance(leaf(guide_site["fn"]), Delta):
-        # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
-        return _log_prob_sum(name, run.guide_trace) - _log_prob_sum(name, run.model_trace)
-    scale_in_guide = guide_site["scale"]
-    scale = model_site["scale"]
-    if not _same(guide_site["mask"], model_site["mask"]):
-        return "masked differently in the model and the guide"
-    q = own_distribution(guide_site)
-    p = own_distribution(model_site)
-    # Torch's registry has Pyro's rule for two masked normals, which is wrong for different masks.
-    are_masked = _is_masked_normal(q) and _is_masked_normal(p)
-    try:
-        kl = kl_by_cross_entropy(q, p) if are_masked else kl_divergence(q, p)
-    except NotImplementedError:
-        return f"without a closed-form KL from {type(leaf(q)).__name__} to {type(leaf(p)).__name__}"
-    kl = scale_and_mask(kl, scale=scale, mask=guide_site["mask"])
-    if not _same(scale_in_guide, scale):
-        # E[a log q - b log p] = b KL - (a - b) H(q); tensors may be equal.
+@torch.no_grad()
+def entropies(sites: Mapping[str, Node]) -> dict[str, Tensor]:
+    """Return the scaled entropy of each site that has one."""
+    result = {}
+    for name, site in sites.items():
         try:
-            entropy = q.entropy()
-        except NotImplementedError:
-            return "scaled differently in the model and the guide, without a closed-form entropy"
-        kl = kl - scale_and_mask(entropy, scale=scale_in_guide - scale, mask=guide_site["mask"])
-    return kl.expand(guide_site["fn"].batch_shape).sum()
+            entropy = scale_and_mask(site["fn"].entropy(), scale=site["scale"], mask=site["mask"])
+            result[name] = entropy.expand(site["fn"].batch_shape).sum()
+        except (NotImplementedError, AttributeError):
+            continue
+    return result
 
 
-def _is_masked_normal(distribution: Any) -> bool:
-    return isinstance(leaf(distribution), Normal) and remove_masks(distribution) is not distribution
-
-
-def _estimate_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
-    """Estimate the KL of a latent site without bias, or return the log-density of an auxiliary site of the guide."""
-    site: Node = guide_trace.nodes[name]
-    check_drawn(name, site, "prior must have a KL in closed form")
-    score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
-    score_parts = score_parts.scale_and_mask(site["scale"], site["mask"])
-    log_density: Tensor = score_parts.entropy_term.sum()
-    if name not in model_trace.nodes:
-        return log_density
-    return log_density - _log_prob_sum(name, model_trace)
-
-
-def own_distribution(site: Node) -> Any:
-    """Return a site's distribution before particles repeated it, unless a handler has replaced it since."""
-    if site["fn"] is site.get("repeated_distribution"):
-        return site["own_distribution"]
-    return site["fn"]
-
-
-def _log_prob_sum(name: str, trace: Trace) -> Tensor:
-    trace.compute_log_prob(lambda site_name, _: site_name == name)
-    return trace.nodes[name]["log_prob_sum"]
-
-
-def _same(a: object, b: object) -> bool:
-    """Return whether two scales or masks are equal; tensors are compared by identity."""
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+def _without_values(trace: Trace, names: Collection[str]) -> dict[str, Node]:
+    """Return what an entropy needs of some sites; their values, a copy of all weights, are left out."""
+    found: dict[str, Node] = {}
+    for name, site in trace.nodes.items():
+        if name in names:
+            found[name] = {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
+    return found

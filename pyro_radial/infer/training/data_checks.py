@@ -14,7 +14,7 @@ from pyro_radial._pyro.compat import tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.data import num_rows
-from pyro_radial.infer.elbo import LossTerms
+from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.nn.modules import evaluating
 from pyro_radial.nn.supervised import find_network
 

@@ -17,7 +17,8 @@ from pyro_radial._pyro.checks import load_states, states
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.data import num_rows, split_batch
-from pyro_radial.infer.elbo import LossTerms, TermsELBO
+from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
     GraphOptimizer,
