@@ -5,7 +5,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import pyro
@@ -16,7 +16,6 @@ from pyro.nn import PyroModule
 from pyro.nn.module import pyro_method
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import stored_name
@@ -358,22 +357,6 @@ def submodules(*modules: object) -> Iterator[nn.Module]:
 def modules_of(kind: type[Kind], *modules: object) -> list[Kind]:
     """Return the modules of a class among :func:`submodules`."""
     return [module for module in submodules(*modules) if isinstance(module, kind)]
-
-
-@contextmanager
-def keeping_buffers(*modules: object) -> Iterator[None]:
-    """Restore all buffers afterwards, such as the running statistics of batch norm."""
-    kept = []
-    for module in submodules(*modules):
-        for name, buffer in module.named_buffers(recurse=False):
-            if not is_lazy(buffer):
-                kept.append((module, name, buffer, buffer.clone()))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in kept:
-                setattr(module, name, buffer.copy_(value))
 
 
 def place_below(root: nn.Module, name: str) -> tuple[Any, str]:

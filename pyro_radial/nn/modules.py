@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The device, dtype, modes and precision of modules."""
+"""The device, dtype, modes, buffers and precision of modules."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ from functools import update_wrapper
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pyro_radial._pyro.types import Model
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of, submodules
@@ -52,6 +53,22 @@ def evaluating(*modules: object) -> Iterator[None]:
         for module, training in modes:
             if module.training != training:
                 module.train(training)
+
+
+@contextmanager
+def keeping_buffers(*modules: object) -> Iterator[None]:
+    """Restore all buffers afterwards, such as the running statistics of batch norm."""
+    kept = []
+    for module in submodules(*modules):
+        for name, buffer in module.named_buffers(recurse=False):
+            if not is_lazy(buffer):
+                kept.append((module, name, buffer, buffer.clone()))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in kept:
+                setattr(module, name, buffer.copy_(value))
 
 
 class Autocast:

@@ -48,9 +48,9 @@ from pyro_radial.infer.autoguide.given_values import (
 )
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.infer.autoguide.start_points import StartPoints
-from pyro_radial.nn.bayesian_module import keeping_buffers
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
+from pyro_radial.nn.modules import keeping_buffers
 from pyro_radial.poutine.local_reparameterization import LocalReparameterizationMessenger
 
 # Measured (benchmarks/PAST.md): with 0.003 the best on average, and better on two of three data sets.
