@@ -189,6 +189,12 @@ def _rebuild(
     smaller: Mapping[str, nn.Module],
     selects: Mapping[str, IndexSelect],
 ) -> nn.Sequential:
+    """Build the Sequential anew, nested Sequentials included.
+
+    :param prefix: the name of ``net`` in the whole network with a dot behind it; empty for the whole network.
+    :param smaller: the modules that take the place of others, by their names in the whole network; others are copied.
+    :param selects: the modules to put before layers, by the names of these; those in the network are left out.
+    """
     children: OrderedDict[str, nn.Module] = OrderedDict()
     # named_children would leave out the second place of an activation that stands in two.
     for name, child in net.named_modules(remove_duplicate=False):

@@ -60,8 +60,7 @@ class FunctionMemory(NamedTuple):
     def at(self, rows: Tensor | slice) -> Self:
         """Return the function values at some of the inputs."""
         x = self.x[rows]
-        mean = self.mean[rows]
-        return self._replace(x=x, mean=mean, variance=self.variance[rows], size=len(x))
+        return self._replace(x=x, mean=self.mean[rows], variance=self.variance[rows], size=len(x))
 
 
 def _with_room(values: Tensor, rows: int) -> Tensor:

@@ -240,8 +240,15 @@ _normal_to_radial = row_operator("normal_to_radial", normal_to_radial)
 
 
 def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
+    """Return the divergence to a radial distribution without wrappers.
+
+    The parameters of q have the shape ``[*batch, *event]``, with the event of p last; the result is ``[*batch]``, one
+    number for each radius of p.
+
+    :raises NotImplementedError: for a radial q with other radii than p.
+    """
     if q.radius_dim is not None and q.radius_dim != p.event_dim:
-        # If the two sides share radii differently, more than one radius is left to integrate over.
+        # More than one radius is left to integrate over.
         raise NotImplementedError
     # Repeated batch dimensions, such as those of particles, are computed once.
     tensors = torch.broadcast_tensors(

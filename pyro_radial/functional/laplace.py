@@ -5,6 +5,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,9 +188,29 @@ def _most_probable(
     moments: tuple[Tensor, Tensor],
     num_steps: int,
 ) -> dict[str, Tensor]:
+    """Move the weights to the most probable function, and warn if the steps end above it.
+
+    :param weights: the first weights by site.
+    :param moments: the prior's mean ``[N, O]`` and covariances ``[O, N, N]`` at the N points, in float64.
+    :param num_steps: the most steps with each of ``SLACKS``.
+    :returns: the moved weights by site, in the same shapes.
+    """
     mean, covariances = moments
     num_outputs = mean.shape[1]
     variance = covariances.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+
+    def measure(root: Tensor, functions: Tensor, weights: dict[str, Tensor]) -> _Measurement:
+        linear = _linearize(model, weights)
+        f, jacobian = linear.jacobian(points)
+        basis = _basis(jacobian, functions)
+        gap = torch.linalg.solve_triangular(
+            root, (f.double() - mean).mT.unsqueeze(-1), upper=False
+        ).flatten()
+        nll, gradient, hessian = _data_terms(linear, network, rows, basis)
+        return _Measurement(
+            nll + 0.5 * gap.square().sum(), gap + gradient, with_diagonal(hessian, 1.0), basis
+        )
+
     for slack in SLACKS:
         root = cholesky(with_diagonal(covariances, slack * variance))
         functions = (
@@ -197,22 +218,7 @@ def _most_probable(
             .unflatten(0, (num_outputs, -1))
             .transpose(0, 1)
         )
-
-        def measure(
-            weights: dict[str, Tensor], root: Tensor = root, functions: Tensor = functions
-        ) -> _Measurement:
-            linear = _linearize(model, weights)
-            f, jacobian = linear.jacobian(points)
-            basis = _basis(jacobian, functions)
-            gap = torch.linalg.solve_triangular(
-                root, (f.double() - mean).mT.unsqueeze(-1), upper=False
-            ).flatten()
-            nll, gradient, hessian = _data_terms(linear, network, rows, basis)
-            return _Measurement(
-                nll + 0.5 * gap.square().sum(), gap + gradient, with_diagonal(hessian, 1.0), basis
-            )
-
-        weights, missed = _descend(measure, weights, num_steps)
+        weights, missed = _descend(partial(measure, root, functions), weights, num_steps)
     if not missed < MOST_MISSED:
         warnings.warn(
             f"The steps ended {missed:.1f} nats above the most probable function of the linearized network, so means "

@@ -202,8 +202,17 @@ def diagnose(
         *_judge_draws(signal, noise, sampled),
         *judge_intervals(shares, guide),
     ]
-    rows = None if intervals else num_rows(whole[1])
-    return Diagnosis(terms, rows, unmoved, pulls, sampled, signal, noise, findings, shares)
+    return Diagnosis(
+        terms,
+        num_rows=None if intervals else num_rows(whole[1]),
+        unmoved_scales=unmoved,
+        scale_pulls=pulls,
+        sampled_kl=sampled,
+        signal=signal,
+        noise=noise,
+        findings=findings,
+        intervals=shares,
+    )
 
 
 @torch.no_grad()

@@ -222,11 +222,13 @@ class TermsELBO(TraceMeanField_ELBO):
         check_types(Callable, model=model, guide=guide)
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
-            sites = _observed_sites(model_trace).items()
             kls, weight_space_kls = self._kls(run)
             terms = LossTerms(
                 weight,
-                nll_by_site={name: -site["log_prob_sum"] for name, site in sites},
+                nll_by_site={
+                    name: -site["log_prob_sum"]
+                    for name, site in _observed_sites(model_trace).items()
+                },
                 kl_by_site=kls,
                 entropies=partial(entropies, _without_values(guide_trace, kls)),
                 num_data=num_data_of(model_trace),

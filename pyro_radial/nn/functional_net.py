@@ -247,6 +247,7 @@ def _replace_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
 
 
 def _make_skeleton(net: nn.Module) -> nn.Module:
+    """Copy the modules of a network, with all parameters and buffers on the meta device; tied tensors stay tied."""
     # deepcopy takes copies from the memo: no memory is doubled, and ties stay ties.
     memo: dict[int, Any] = {}
     for parameter in net.parameters():

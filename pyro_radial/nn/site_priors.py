@@ -166,6 +166,10 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
 
 
 def _matcher(net: nn.Module, select: Select) -> Callable[[str, nn.Parameter], bool]:
+    """Return a function of a parameter's name and the parameter: whether ``select`` makes it random.
+
+    :raises re.error: for an invalid regular expression.
+    """
     if isinstance(select, str):
         pattern = re.compile(select)
         return lambda name, parameter: pattern.search(name) is not None

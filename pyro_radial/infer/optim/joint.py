@@ -75,9 +75,7 @@ class GraphOptimizer(Optimizer, ABC):
         """Return the parameters with gradients to clip."""
 
 
-#: What makes an optimizer for any list of parameters.
-ListOptim = PyroOptim | Callable[[list[Tensor]], Optimizer]
-Optim = GuideOptim | ListOptim
+Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
 
 # The devices on which torch has fused steps.
 FUSED_ON = ("cpu", "cuda")
@@ -217,7 +215,9 @@ def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def make_optimizer(optim: ListOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
+def make_optimizer(
+    optim: PyroOptim | Callable[[list[Tensor]], Optimizer], parameters: Mapping[str, Tensor]
+) -> Optimizer:
     """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them.
 
     ``optim`` has passed :func:`check_optim`.
