@@ -140,9 +140,10 @@ def train_stream(
     folder = optional(path_of, "checkpoint", checkpoint)
     guide = partial(PriorChain.guide, guide_type=AutoRadial) if guide is None else guide
     if not isinstance(stream, TaskStream):
-        got = type(stream).__name__
-        make = "TaskStream.of(tasks, num_outputs=..., num_heads=...) makes one"
-        raise ValueError(f"stream must be a TaskStream, got {got}; {make}")
+        raise ValueError(
+            f"stream must be a TaskStream, got {type(stream).__name__}; TaskStream.of(tasks, num_outputs=..., "
+            "num_heads=...) makes one"
+        )
     check_types(Callable, guide=guide)
     run = _StreamRun(
         chain,

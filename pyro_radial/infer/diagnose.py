@@ -396,10 +396,10 @@ def not_standardized(model: object, x: Batch, y: Batch) -> str | None:
             found.append(f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}")
     if not found:
         return None
-    advice = (
-        "Standardize inputs and real targets by the training rows, and convert predictions back."
+    return (
+        f"The data have {' and '.join(found)}, but the priors and the noise expect about unit size. Standardize inputs "
+        "and real targets by the training rows, and convert predictions back."
     )
-    return f"The data have {' and '.join(found)}, but the priors and the noise expect about unit size. {advice}"
 
 
 def _real_outputs(likelihood: object, y: Batch) -> Iterator[tuple[str, Likelihood, Batch]]:

@@ -181,10 +181,7 @@ def for_likelihood(f: object, likelihood: object) -> Any:
 
 def read_noise(noise_sites: Mapping[str, str], nodes: Mapping[str, Node]) -> dict[str, Tensor]:
     """Return the noise of a likelihood in a run of its model, ``[1]`` by argument of ``observation``."""
-    noise = {}
-    for argument, site in noise_sites.items():
-        noise[argument] = nodes[site]["value"].reshape(1)
-    return noise
+    return {argument: nodes[site]["value"].reshape(1) for argument, site in noise_sites.items()}
 
 
 def _has_targets(x: object = None, y: object = None) -> bool:

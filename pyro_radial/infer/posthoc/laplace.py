@@ -447,8 +447,9 @@ class TrainedNetwork:
 
     def run(self, x: Batch) -> Tensor:
         """Compute the network's output at some rows."""
-        output = self._functional.single(self._parameters, inputs_of(x))
-        output = for_likelihood(output, self.likelihood)
+        output = for_likelihood(
+            self._functional.single(self._parameters, inputs_of(x)), self.likelihood
+        )
         if not isinstance(output, Tensor):
             raise ValueError(
                 f"model must have a network that returns one tensor, got {type(output).__name__}; {ONE_OUTPUT}"
