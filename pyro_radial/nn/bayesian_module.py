@@ -12,13 +12,11 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.nn import PyroModule
 from pyro.nn.module import pyro_method
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types
-from pyro_radial._pyro.compat import stored_name
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import (
@@ -29,6 +27,7 @@ from pyro_radial.nn.functional_net import (
     unflatten,
 )
 from pyro_radial.nn.local.local_layers import LocalLayers, ParameterSites
+from pyro_radial.nn.own_tensors import OwnTensors, copy_tensor
 from pyro_radial.nn.site_priors import (
     ParameterPrior,
     Select,
@@ -88,13 +87,13 @@ class BayesianModule(UniquelyNamed):
         selected = select_parameters(net, select)
         # The random parameters: the network's own values, where a guide may start, and their shapes. The values follow
         # .to() and are not part of the state.
-        self._initial = {name: _copy_tensor(parameter) for name, parameter in selected.items()}
+        self._initial = {name: copy_tensor(parameter) for name, parameter in selected.items()}
         self._shapes = {name: parameter.shape for name, parameter in selected.items()}
         # The network: what it computes, with drawn parameters or with noise in their place, and its other tensors.
         self._functional = FunctionalNet(net)
         self._local = LocalLayers(self._functional.skeleton, self._shapes)
         _make_gradients_dense(net, self._functional.skeleton, selected)
-        self._own = _OwnTensors(net, self._shapes)
+        self._own = OwnTensors(net, self._shapes)
         self.net = self._own.root
         # A module becomes a submodule here, so its parameters are trained and known to Pyro.
         self.prior: Any = prior
@@ -240,7 +239,7 @@ class BayesianModule(UniquelyNamed):
         tensors = self.fixed_tensors()
         with torch.no_grad(), poutine.block():
             for name in self._shapes:
-                tensors[name] = _copy_tensor(self._value_in(name, draw))
+                tensors[name] = copy_tensor(self._value_in(name, draw))
         frozen = self._own.fixed()
         for name, _ in self.skeleton.named_parameters():
             tensors[name] = nn.Parameter(tensors[name], requires_grad=name not in frozen)
@@ -261,7 +260,7 @@ class BayesianModule(UniquelyNamed):
         """Copy the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
         with poutine.block():
             tensors = {**self._own.trained(), **self._own.fixed()}
-        return {name: _copy_tensor(tensor) for name, tensor in tensors.items()}
+        return {name: copy_tensor(tensor) for name, tensor in tensors.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
         """Set train or eval mode for this module and the network's computation."""
@@ -357,74 +356,3 @@ def submodules(*modules: object) -> Iterator[nn.Module]:
 def modules_of(kind: type[Kind], *modules: object) -> list[Kind]:
     """Return the modules of a class among :func:`submodules`."""
     return [module for module in submodules(*modules) if isinstance(module, kind)]
-
-
-def place_below(root: nn.Module, name: str) -> tuple[Any, str]:
-    """Return the module below ``root`` that holds the tensor of a dotted name, and the last part of the name.
-
-    A module that is missing on the way is made, of the root's class.
-    """
-    *path, leaf = name.split(".")
-    owner = root
-    for part in path:
-        if part not in dict(owner.named_children()):
-            owner.add_module(part, type(root)())
-        owner = owner.get_submodule(part)
-    return owner, leaf
-
-
-class _OwnTensors:
-    """Copies of a network's parameters and buffers that are not random, in modules nested as in the network.
-
-    Reading a trained parameter while Pyro runs a model makes its ``param`` statement. The owner registers :attr:`root`,
-    so that names in the network never meet names of ours.
-    """
-
-    def __init__(self, net: nn.Module, random: Collection[str]) -> None:
-        self.root = PyroModule()
-        self._trained: dict[str, tuple[PyroModule, str]] = {}
-        self._fixed: dict[str, tuple[PyroModule, str]] = {}
-        saved = net.state_dict(keep_vars=True).keys()
-        for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-            if name in random:
-                continue
-            owner, leaf = place_below(self.root, name)
-            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-                setattr(owner, leaf, nn.Parameter(_copy_tensor(tensor)))
-                self._trained[name] = owner, leaf
-            else:
-                owner.register_buffer(leaf, _copy_tensor(tensor), persistent=name in saved)
-                self._fixed[name] = owner, leaf
-
-    def trained(self) -> dict[str, Tensor]:
-        """Return the trained parameters by name; reading them makes their ``param`` statements."""
-        if not pyro.settings.get("module_local_params"):
-            for owner, leaf in self._trained.values():
-                _adopt_stored_value(owner, leaf)
-        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
-
-    def fixed(self) -> dict[str, Tensor]:
-        """Return the frozen parameters and the buffers by name."""
-        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._fixed.items()}
-
-    def keep_new_buffers(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep the buffers that a module assigned instead of writing into them."""
-        for name, (owner, leaf) in self._fixed.items():
-            if tensors[name] is not getattr(owner, leaf):
-                setattr(owner, leaf, tensors[name].detach())
-
-
-def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
-    # Pyro trains what its store holds under our name, which after a load of the store is not our tensor.
-    store = pyro.get_param_store()
-    fullname = stored_name(owner, leaf)
-    own = dict(owner.named_parameters(recurse=False))[leaf]
-    if fullname in store and store[fullname] is not own:
-        with torch.no_grad():
-            own.copy_(store[fullname])
-        store[fullname] = own
-
-
-def _copy_tensor(tensor: Tensor) -> Tensor:
-    """Return a detached, contiguous copy; Pyro's store copies any other tensor, and trains its own copy."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
