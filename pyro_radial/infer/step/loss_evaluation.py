@@ -3,7 +3,7 @@
 
 """A loss with its terms and gradients, as one value."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
@@ -55,6 +55,7 @@ class Call(NamedTuple):
     :param attached: whether a loss that is not a graph's keeps its own graph for a ``backward`` by the user, in place
         of gradients.
     :param scaler: scales the gradients too, which would underflow in half precision.
+    :param check: a function of the terms of the loss that raises an error if they are wrong, wherever the program runs.
     """
 
     loss: Any
@@ -73,6 +74,7 @@ class Call(NamedTuple):
     share: float = 1.0
     attached: bool = False
     scaler: torch.amp.GradScaler | None = None
+    check: Callable[[LossTerms], None] | None = None
 
 
 class LossEvaluation(NamedTuple):
@@ -159,6 +161,8 @@ def evaluate_loss(call: Call, recorded: list[Tensor] | None = None) -> LossEvalu
         _take_away_gradients(parameters.values())
         for parameter, gradient in earlier:
             parameter.grad = gradient
+        if call.check is not None and terms is not None:
+            call.check(terms)
     moved: frozenset[int] = frozenset()
     # Hooks change gradients after the graph.
     if call.mover is not None and not any(map(post_accumulate_hooks, parameters.values())):

@@ -31,7 +31,7 @@ from pyro_radial.infer.step.loss_evaluation import (
     is_differentiable,
 )
 from pyro_radial.infer.step.program_state import Code, UncapturableError
-from pyro_radial.infer.step.recording import Check, Recording, record_program
+from pyro_radial.infer.step.recording import Recording, record_program
 from pyro_radial.infer.step.tensor_graph import ChangedTensors, put_back
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
@@ -190,16 +190,13 @@ class Graphs:
         #: Why programs run without a graph; empty if all have one.
         self.eager_because: list[str] = []
 
-    def __call__(
-        self, call: Call, *, check: Check | None = None, compile_now: bool | None = None
-    ) -> LossEvaluation:
+    def __call__(self, call: Call, *, compile_now: bool | None = None) -> LossEvaluation:
         """Evaluate a loss.
 
-        :param check: a function of an evaluation that raises an error if it is wrong; of a graph's first run alone.
         :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
         """
         if self._runs_as_it_is(call):
-            return _run_as_it_is(call, check)
+            return _run_as_it_is(call)
         leaves = Leaves.of(call.args, call.kwargs)
         program = _program(call, leaves)
         numbers = self._numbers_of(program, call)
@@ -207,13 +204,13 @@ class Graphs:
             key = program, descriptions(leaves.values, numbers.positions)
         except UncapturableError as error:
             self._say(str(error))
-            return _run_as_it_is(call, check)
+            return _run_as_it_is(call)
         if key not in self._replays and numbers.notice(leaves.values):
             self._forget(program)
             key = program, descriptions(leaves.values, numbers.positions)
-        found = self._find_replay(key, numbers, call, leaves, check)
+        found = self._find_replay(key, numbers, call, leaves)
         if not isinstance(found, Replay):
-            return _run_as_it_is(call, check) if found is None else found
+            return _run_as_it_is(call) if found is None else found
         self._calls += call.gradients
         if call.gradients and _is_checked(call.step or self._calls):
             replayed = found.rehearse(call, leaves)
@@ -277,7 +274,7 @@ class Graphs:
                 del self._replays[key]
 
     def _find_replay(
-        self, key: Signature, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
+        self, key: Signature, numbers: Numbers, call: Call, leaves: Leaves
     ) -> Replay | LossEvaluation | None:
         """Return a recording that holds, perhaps a new one.
 
@@ -301,15 +298,15 @@ class Graphs:
         if len(self.recordings) >= self.max_signatures:
             self._say(self._too_many(replays))
             return None
-        return self._record(key[0], numbers, call, leaves, check)
+        return self._record(key[0], numbers, call, leaves)
 
     def _record(
-        self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves, check: Check | None
+        self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves
     ) -> Replay | LossEvaluation | None:
         """Return a new recording; if there can be none, what the program's first run gave, or None to run it."""
         refused = program, kinds(leaves.values)
         with one_at_a_time():
-            attempt = record_program(call, leaves, numbers, check, self._refused.pop(refused, None))
+            attempt = record_program(call, leaves, numbers, self._refused.pop(refused, None))
         if attempt.recording is None:
             self._refused[refused] = attempt.again
             if attempt.again is None:
@@ -328,7 +325,7 @@ class Graphs:
         if numbers and _difference(replayed, attempt.evaluation) is not None:
             # A program that asks for the type of a number gives something else for a tensor.
             numbers.give_up_all()
-            return self._record(program, numbers, call, leaves, check)
+            return self._record(program, numbers, call, leaves)
         # Python may have read numbers that were inputs, which are part of the signature then.
         key = program, descriptions(leaves.values, numbers.positions)
         self._replays.setdefault(key, []).insert(0, replay)
@@ -338,7 +335,7 @@ class Graphs:
         self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
     ) -> LossEvaluation:
         """Run the program as it is, and drop its graph if that gives something else."""
-        evaluation = _run_as_it_is(call._replace(attached=False), None)
+        evaluation = _run_as_it_is(call._replace(attached=False))
         place = _difference(replayed, evaluation)
         if place is None:
             return evaluation._replace(way=CHECKED)
@@ -383,13 +380,10 @@ class Graphs:
             warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=stacklevel)
 
 
-def _run_as_it_is(call: Call, check: Check | None) -> LossEvaluation:
+def _run_as_it_is(call: Call) -> LossEvaluation:
     """Run the program as usual."""
     with one_at_a_time():
-        evaluation = evaluate_loss(call._replace(mover=None))
-    if check is not None:
-        check(evaluation)
-    return evaluation
+        return evaluate_loss(call._replace(mover=None))
 
 
 def _is_checked(step: int) -> bool:

@@ -64,9 +64,6 @@ from pyro_radial.infer.step.tensor_graph import (
 )
 from pyro_radial.nn.modules import device_of, dtype_of
 
-#: Raises an error if an evaluation is wrong.
-Check = Callable[[LossEvaluation], None]
-
 # Entries of the terms of a loss that are no tensors of the graph.
 HOST_TERMS = ("kl_weight", "entropies")
 
@@ -310,13 +307,11 @@ def record_program(
     call: Call,
     leaves: Leaves,
     numbers: Numbers,
-    check: Check | None = None,
     after: Code | None = None,
 ) -> Attempt:
     """Run a program as usual, and record it twice.
 
     :param numbers: those that are inputs of the graph; it notes the ones that Python reads.
-    :param check: a function of the run's result that raises an error if it is wrong.
     :param after: the code of an earlier run that could not be recorded.
     """
     noise = TorchNoise.now()
@@ -331,8 +326,6 @@ def record_program(
         code.watch(),
     ):
         evaluation = evaluate_loss(call._replace(mover=None, attached=False))
-    if check is not None:
-        check(evaluation)
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
         _warn_of_jacobians(first.densities)
     changed = changes.tensors()

@@ -159,6 +159,7 @@ class Trainer:
             share=share,
             step=self.steps_done + 1,
             scaler=self.scaler if self.scaler.is_enabled() else None,
+            check=self._check_terms,
         )
         if not self._in_graph:
             return call
@@ -180,20 +181,14 @@ class Trainer:
         try:
             if self._graphs is not None:
                 compile_now = num_rows(call.args[0]) == self._compile_rows
-                return self._graphs(call, check=self._check_evaluation, compile_now=compile_now)
-            evaluation = evaluate_loss(call)
-            self._check_evaluation(evaluation)
-            return evaluation
+                return self._graphs(call, compile_now=compile_now)
+            return evaluate_loss(call)
         except ValueError as error:
             # Validation stops at the first value that is not finite, and may not say where that came from.
             found = self._parts_not_finite(Step([call], noise))
             if not found:
                 raise
             raise not_finite_error(found, self.steps_done) from error
-
-    def _check_evaluation(self, evaluation: LossEvaluation) -> None:
-        if self._check_terms is not None and evaluation.terms is not None:
-            self._check_terms(evaluation.terms)
 
     def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
         """Return the error for the first of these steps with a loss that is not finite, found by repeating them."""
