@@ -30,7 +30,7 @@ from pyro_radial.infer.step.loss_evaluation import (
     evaluate_loss,
     is_differentiable,
 )
-from pyro_radial.infer.step.program_state import Code, UncapturableError
+from pyro_radial.infer.step.program_state import UncapturableError
 from pyro_radial.infer.step.recording import Recording, record_program
 from pyro_radial.infer.step.tensor_graph import ChangedTensors, put_back
 
@@ -177,9 +177,10 @@ class Graphs:
         # The numbers of each program and tree of arguments that are inputs of its graphs, with the program, whose ids
         # the keys hold.
         self._numbers: dict[Hashable, tuple[Numbers, object]] = {}
-        # The kinds of arguments with which programs cannot be recorded, which takes long to find out; and the code of a
-        # first run if the second one may be recorded.
-        self._refused: dict[Hashable, Code | None] = {}
+        # The kinds of arguments with which programs cannot be recorded, which takes long to find out.
+        self._refused: set[Hashable] = set()
+        # The kinds of arguments with which a first run could not be recorded, but another one may be.
+        self._tried: set[Hashable] = set()
         # The signatures of graphs that were not right.
         self._dropped: set[Signature] = set()
         self._calls = 0
@@ -289,8 +290,7 @@ class Graphs:
                     replays.insert(0, replays.pop(place))
                 return replay
         refused = key[0], kinds(leaves.values)
-        is_final = refused in self._refused and self._refused[refused] is None
-        if is_final or has_nan(leaves.values):
+        if refused in self._refused or has_nan(leaves.values):
             return None
         for replay in replays:
             if numbers.notice_paths(replay.recording.state.changed_numbers()):
@@ -306,10 +306,12 @@ class Graphs:
         """Return a new recording; if there can be none, what the program's first run gave, or None to run it."""
         refused = program, kinds(leaves.values)
         with one_at_a_time():
-            attempt = record_program(call, leaves, numbers, self._refused.pop(refused, None))
+            attempt = record_program(call, leaves, numbers)
         if attempt.recording is None:
-            self._refused[refused] = attempt.again
-            if attempt.again is None:
+            if attempt.again and refused not in self._tried:
+                self._tried.add(refused)
+            else:
+                self._refused.add(refused)
                 self._say(attempt.reason, stacklevel=7)
             return attempt.evaluation
         if self._device is None:
@@ -320,7 +322,7 @@ class Graphs:
         except RuntimeError as error:
             reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
             self._say(reason, stacklevel=7)
-            self._refused[refused] = None
+            self._refused.add(refused)
             return None
         if numbers and _difference(replayed, attempt.evaluation) is not None:
             # A program that asks for the type of a number gives something else for a tensor.
@@ -341,7 +343,7 @@ class Graphs:
             return evaluation._replace(way=CHECKED)
         self._replays[key].remove(replay)
         if key in self._dropped:
-            self._refused[key[0], kinds(leaves.values)] = None
+            self._refused.add((key[0], kinds(leaves.values)))
             self._say(f"its graph gives something else than the program, at {place}")
             return evaluation
         self._dropped.add(key)

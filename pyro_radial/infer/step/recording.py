@@ -294,25 +294,23 @@ class Attempt(NamedTuple):
     :param evaluation: what a run as usual gave.
     :param recording: the recording, and all is as before the run; None if there is none, and all is as after it.
     :param reason: why there is none.
-    :param again: the code of the run, if a later run, which does less, may be recorded.
+    :param again: whether a later run, which does less, may be recorded.
     """
 
     evaluation: LossEvaluation
     recording: Recording | None = None
     reason: str = ""
-    again: Code | None = None
+    again: bool = False
 
 
 def record_program(
     call: Call,
     leaves: Leaves,
     numbers: Numbers,
-    after: Code | None = None,
 ) -> Attempt:
     """Run a program as usual, and record it twice.
 
     :param numbers: those that are inputs of the graph; it notes the ones that Python reads.
-    :param after: the code of an earlier run that could not be recorded.
     """
     noise = TorchNoise.now()
     changes = ChangedTensors()
@@ -343,7 +341,7 @@ def record_program(
             noise.restore()
             evaluation = evaluate_loss(call)
         # The first run may do more than later ones, such as find a start by k-means.
-        again = code if after is None and isinstance(error, UnreadableStateError) else None
+        again = isinstance(error, UnreadableStateError)
         return Attempt(evaluation, reason=str(error), again=again)
     put_buffers_back(buffers)
     put_back(changes.before)
