@@ -6,7 +6,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import is_
 from typing import Any
 
 import torch
@@ -119,11 +118,8 @@ class Captured:
         self._replay: Body | None = None
         self._warm_ups = 0
         self.captures = 0
-        # What the graph fixes, and the tensors of the optimizer's state that it changes, by their places.
+        # What the graph fixes.
         self._fixed: object = None
-        self._held: list[Tensor] = []
-        self._holders: list[dict[str, Any]] = []
-        self._names: list[str] = []
         own = optimizer.others if isinstance(optimizer, GraphOptimizer) else optimizer
         self._rates = None if own is None else RateTensors(own)
         #: Why the optimizer takes its step after the graph; None if the graph takes it.
@@ -136,7 +132,7 @@ class Captured:
     def __call__(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Take a step on the leaves of the arguments."""
         self._write(call, leaves)
-        if self._replay is not None and not self._holds(call):
+        if self._replay is not None and self._fixed != self._fixed_now(call):
             self._replay = None
             self._warm_ups = 0
             self.outside_because = self._reason()
@@ -152,7 +148,6 @@ class Captured:
         else:
             self._replay = self._device.capture(lambda: self._body(call))
             self.captures += 1
-            self._hold_state()
             self._fixed = self._fixed_now(call)
             found = self._replay()
         return self._recording.evaluation(call, _copy_results(found), CAPTURED)
@@ -206,37 +201,20 @@ class Captured:
         if self._rates is not None:
             self._rates.write()
 
-    def _holds(self, call: Call) -> bool:
-        """Return whether the graph is still right."""
-        now = map(dict.get, self._holders, self._names)
-        return all(map(is_, now, self._held)) and self._fixed == self._fixed_now(call)
-
-    def _hold_state(self) -> None:
-        """Note the tensors of the optimizer's state, which the graph changes."""
-        self._held.clear()
-        self._holders.clear()
-        self._names.clear()
-        if self.outside_because is not None:
-            return
-        for state in self._optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    self._held.append(value)
-                    self._holders.append(state)
-                    self._names.append(name)
-
     def _fixed_now(self, call: Call) -> tuple[object, ...]:
         """Return what the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
-        places = addresses([*self._recording.constant_tensors(), *self._inputs, *self._held])
+        tensors = [*self._recording.constant_tensors(), *self._inputs]
         hooks = any(map(post_accumulate_hooks, self._recording.parameters().values()))
         if self.outside_because is not None:
-            return places, hooks, call.stopped is None
+            return addresses(tensors), hooks, call.stopped is None
+        for state in self._optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
         settings: list[object] = []
         for group in self._optimizer.param_groups:
             settings += [value for key, value in group.items() if key not in CHANGING]
         # A loaded state is another dict.
         fixed = id(self._optimizer.state), has_step_hooks(self._optimizer), settings
-        return places, hooks, call.stopped is None, fixed
+        return addresses(tensors), hooks, call.stopped is None, fixed
 
 
 class RateTensors:
