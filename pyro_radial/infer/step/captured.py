@@ -156,7 +156,7 @@ class Captured:
         """Return why the optimizer's step cannot be in the graph."""
         if self._outside is not None:
             return self._outside
-        for name, parameter in self._recording.parameters().items():
+        for name, parameter in self._recording.parameters.items():
             if post_accumulate_hooks(parameter):
                 return f"a hook changes the gradient of {name}"
         return None if self._rates is None else self._rates.not_capturable_because()
@@ -165,7 +165,7 @@ class Captured:
         """Run what the graph does."""
         recording = self._recording
         with torch.no_grad():
-            tensors = self._code(*recording.constant_tensors(), *self._inputs)
+            tensors = self._code(*recording.constants, *self._inputs)
             found: LossEvaluation = recording.graph.result(tensors)
             if call.stopped is not None:
                 torch.maximum(call.stopped, found.broken, out=call.stopped)
@@ -173,7 +173,7 @@ class Captured:
         if self.outside_because is not None or (natural and not found.moved):
             return found
         if self._rates is not None:
-            parameters = list(recording.parameters().values())
+            parameters = list(recording.parameters.values())
             self._rates.step(parameters, found.gradients, call.stopped)
         return found._replace(gradients=(None,) * len(found.gradients), stepped=True)
 
@@ -203,8 +203,8 @@ class Captured:
 
     def _fixed_now(self, call: Call) -> tuple[object, ...]:
         """Return what the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
-        tensors = [*self._recording.constant_tensors(), *self._inputs]
-        hooks = any(map(post_accumulate_hooks, self._recording.parameters().values()))
+        tensors = [*self._recording.constants, *self._inputs]
+        hooks = any(map(post_accumulate_hooks, self._recording.parameters.values()))
         if self.outside_because is not None:
             return addresses(tensors), hooks, call.stopped is None
         for state in self._optimizer.state.values():

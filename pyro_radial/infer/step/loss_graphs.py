@@ -102,7 +102,7 @@ class Replay:
     def _run(self, code: GraphFunction, call: Call, leaves: Leaves, way: str) -> LossEvaluation:
         """Return what code for the graph gives."""
         recording = self.recording
-        results = code(*recording.constant_tensors(), *recording.inputs(call, leaves))
+        results = code(*recording.constants, *recording.inputs(call, leaves))
         return recording.evaluation(call, recording.graph.result(results), way)
 
     @property
@@ -135,7 +135,7 @@ class Replay:
             return None
         if self.captured is None or not self.captured.is_of(call):
             own = self.recording.device
-            for tensor in (*self.recording.constant_tensors(), *leaves.tensors()):
+            for tensor in (*self.recording.constants, *leaves.tensors()):
                 if tensor.device.type != own.type:
                     self._say(f"it takes a tensor on {tensor.device}, and parameters are on {own}")
                     return None

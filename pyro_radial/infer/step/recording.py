@@ -149,7 +149,7 @@ UNREAD = ("loss.step", "loss.kl_weight")
 
 @dataclass
 class Recording:
-    """A recorded program, with the state that it read, and the numbers of its parameters in the state's tensors.
+    """A recorded program, with the state that it read, its parameters by name, and the constants of its graph.
 
     The graph takes its constants, the weight of the KL, other numbers, and the tensors among the arguments.
     """
@@ -164,37 +164,12 @@ class Recording:
     dtype: torch.dtype
     #: Pyro's dict of parameters while the program was recorded.
     stored: Mapping[str, Tensor]
-    #: The place of each parameter in the state's tensors, by name.
-    named: dict[str, int]
-    #: The place of each constant in the state's tensors, or the constant itself.
-    constants: list[int | Tensor]
+    parameters: dict[str, Tensor]
+    constants: list[Tensor]
     #: Where the program keeps the values of parameters, and their names.
     kept: Sequence[tuple[Place, str]] = ()
-    # The tensors of the state that the latest two lists are made from; the state replaces its list, not items.
-    _made_from: list[Tensor] | None = None
     # The arguments for which the guards held, with their versions.
     _guarded: list[tuple[Tensor, int]] = field(default_factory=list)
-    _parameters: dict[str, Tensor] = field(default_factory=dict)
-    _constant_tensors: list[Tensor] = field(default_factory=list)
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Return the current parameters by name."""
-        self._find_tensors()
-        return self._parameters
-
-    def constant_tensors(self) -> list[Tensor]:
-        """Return the current constants of the graph."""
-        self._find_tensors()
-        return self._constant_tensors
-
-    def _find_tensors(self) -> None:
-        """Look up the parameters and the constants, unless the state's tensors are those of the last time."""
-        tensors = self.state.tensors
-        if tensors is self._made_from:
-            return
-        self._made_from = tensors
-        self._parameters = {name: tensors[place] for name, place in self.named.items()}
-        self._constant_tensors = [tensors[c] if isinstance(c, int) else c for c in self.constants]
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """Return the weight of the KL and the other numbers of a call."""
@@ -213,12 +188,23 @@ class Recording:
 
     def holds(self, leaves: Leaves) -> bool:
         """Return whether the program, the shapes of its tensors, and what it reads of its arguments are unchanged."""
-        if stored_parameters() is not self.stored or not self.state.holds():
+        if stored_parameters() is not self.stored or not self.state_holds():
             return False
         for place, kind in self.places:
             if type(place.now()) is not kind:
                 return False
         return self._guards_hold(leaves)
+
+    def state_holds(self) -> bool:
+        """Return whether the state is unchanged, and take over tensors that were replaced by their like."""
+        before = self.state.tensors
+        if not self.state.holds():
+            return False
+        if self.state.tensors is not before:
+            now = dict(zip(map(id, before), self.state.tensors, strict=True))
+            self.parameters = {name: now.get(id(p), p) for name, p in self.parameters.items()}
+            self.constants = [now.get(id(tensor), tensor) for tensor in self.constants]
+        return True
 
     def _guards_hold(self, leaves: Leaves) -> bool:
         """Return whether the conditions on values of arguments that the program tested still come out the same.
@@ -253,9 +239,7 @@ class Recording:
         gradients = found.gradients
         if call.share != 1.0:
             gradients = scale_gradients(gradients, call.share)
-        return found._replace(
-            parameters=self.parameters(), terms=terms, gradients=gradients, way=way
-        )
+        return found._replace(parameters=self.parameters, terms=terms, gradients=gradients, way=way)
 
 
 def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tensor]:
@@ -347,7 +331,7 @@ def record_program(
     put_back(changes.before)
     noise.restore()
     # Buffers that the first run replaced are again those from before.
-    recording.state.holds()
+    recording.state_holds()
     return Attempt(evaluation, recording)
 
 
@@ -418,7 +402,6 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
         ignored.add(place.path)
         typed.append((place, type(place.now())))
     state = State(roots, code, _holders(call, parameters), ignored, graph.read)
-    numbered = {id(tensor): number for number, tensor in enumerate(state.tensors)}
     return Recording(
         graph,
         state,
@@ -427,8 +410,8 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
         device=_device(call, parameters.values()),
         dtype=dtype_of(call.guide, call.model),
         stored=stored_parameters(),
-        named={name: numbered[id(parameter)] for name, parameter in parameters.items()},
-        constants=[numbered.get(id(tensor), tensor) for tensor in graph.constants],
+        parameters=parameters,
+        constants=graph.constants,
         kept=kept,
     )
 
@@ -461,7 +444,7 @@ def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
     found = recording.graph.result()
     given: set[str] = set()
     for (name, parameter), gradient in zip(
-        recording.parameters().items(), found.gradients, strict=True
+        recording.parameters.items(), found.gradients, strict=True
     ):
         if gradient is not None or id(parameter) in found.moved:
             given.add(name)
