@@ -31,7 +31,11 @@ from pyro_radial.infer.step.loss_evaluation import (
     is_differentiable,
 )
 from pyro_radial.infer.step.program_state import UncapturableError
-from pyro_radial.infer.step.recording import Recording, record_program
+from pyro_radial.infer.step.recording import (
+    Recording,
+    record_program,
+    suspend_garbage_collection,
+)
 from pyro_radial.infer.step.tensor_graph import ChangedTensors, put_back
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
@@ -305,7 +309,7 @@ class Graphs:
     ) -> Replay | LossEvaluation | None:
         """Return a new recording; if there can be none, what the program's first run gave, or None to run it."""
         refused = program, kinds(leaves.values)
-        with one_at_a_time():
+        with one_at_a_time(), suspend_garbage_collection():
             attempt = record_program(call, leaves, numbers)
         if attempt.recording is None:
             if attempt.again and refused not in self._tried:

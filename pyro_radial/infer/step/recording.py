@@ -7,7 +7,7 @@ import gc
 import math
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -300,13 +300,7 @@ def record_program(
     changes = ChangedTensors()
     code = Code()
     first = RecordingHandler({})
-    with (
-        suspend_garbage_collection(),
-        note_replaced_buffers() as buffers,
-        changes,
-        first,
-        code.watch(),
-    ):
+    with note_replaced_buffers() as buffers, changes, first, code.watch():
         evaluation = evaluate_loss(call._replace(mover=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
         _warn_of_jacobians(first.densities)
@@ -365,21 +359,19 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
     values = program.leaves.values
     positions = [number for number in sorted(numbers.positions) if is_number(values[number])]
     places = [p for p in before.places if p.path in numbers.paths and is_number(p.now())]
+    own = [values[position] for position in positions]
+    own += [place.now() for place in places]
+    # A graph that holds a number itself differs from the graph of another number.
+    others = [_nearby(number) for number in own]
     noise = TorchNoise.now()
     ignored = set(UNREAD)
     recorded: list[tuple[Graph, dict[str, Tensor]]] = []
     read: list[Tensor] = []
     kept: list[tuple[Place, str]] = []
-    for seed in (0, 1):
+    for seed, inputs in enumerate((own, others)):
         try:
-            with (
-                seeded_elsewhere(seed),
-                suspend_garbage_collection(),
-                restore_after(program.changed),
-            ):
-                # A graph that holds a number itself differs from the graph of another number.
-                change = _nearby if seed else _unchanged
-                graph, parameters = _record_once(program, before, positions, places, change)
+            with seeded_elsewhere(seed), restore_after(program.changed):
+                graph, parameters = _record_once(program, before, positions, places, inputs)
                 recorded.append((graph, parameters))
                 read += graph.constants
         finally:
@@ -490,23 +482,6 @@ def suspend_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def put_in_places(places: Sequence[Place], values: Sequence[Any]) -> Iterator[None]:
-    """Let places have other values in the block."""
-    before = [place.now() for place in places]
-    for place, value in zip(places, values, strict=True):
-        place.put(value)
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.put(value)
-
-
-def _unchanged(number: float) -> float:
-    return number
-
-
 def _nearby(number: float) -> float:
     """Return another number of the same type, likely also in the domain of the program."""
     if isinstance(number, int):
@@ -519,26 +494,18 @@ def _record_once(
     before: State,
     positions: Sequence[int],
     places: Sequence[Place],
-    change: Callable[[float], float],
+    values: Sequence[float],
 ) -> tuple[Graph, dict[str, Tensor]]:
     """Return the graph of a program with inputs for numbers at some positions and places, and its parameters.
 
-    :param change: a function of the numbers to record with others.
+    :param values: the numbers to record with, first those at positions.
     """
     call = program.call
     leaves = list(program.leaves.values)
     rebuild = rebuilder(call.args, call.kwargs)
     device = _device(call, program.parameters.values())
     dtype = dtype_of(call.guide, call.model)
-    # The numbers among the inputs, and where each is from: a position in the arguments, or a path in the state.
-    numbers: list[Tensor] = []
-    origins: list[int | str] = []
-    for position in positions:
-        numbers.append(as_tensor_of(change(leaves[position]), dtype, device))
-        origins.append(position)
-    for place in places:
-        numbers.append(as_tensor_of(change(place.now()), dtype, device))
-        origins.append(place.path)
+    numbers = [as_tensor_of(value, dtype, device) for value in values]
     # A 0-d tensor does not change the dtype of results.
     scales: dict[float, Tensor] = {}
     for scale in program.first.seen:
@@ -553,16 +520,21 @@ def _record_once(
         inputs = iter(tensors)
         for position in positions:
             leaves[position] = next(inputs)
-        values = [next(inputs) for _ in places]
+        before_run = [place.now() for place in places]
+        for place in places:
+            place.put(next(inputs))
         for position in tensor_positions:
             leaves[position] = next(inputs)
         args, kwargs = rebuild(leaves)
         # Zero is recorded as a separate graph.
         own_weight = weight if call.weight else 0.0
         handler = RecordingHandler(scales, program.first.observed)
-        with put_in_places(places, values), handler, note_replaced_buffers() as buffers:
+        with handler, note_replaced_buffers() as buffers:
             own = call._replace(args=args, kwargs=kwargs, weight=own_weight, share=1.0)
             evaluation = evaluate_loss(own, reached)
+        # After an error all of the state is restored.
+        for place, number in zip(places, before_run, strict=True):
+            place.put(number)
         trained.update(evaluation.parameters)
         put_buffers_back(buffers, write=True)
         return evaluation._replace(parameters={}, terms=_terms_of_graph(evaluation))
@@ -574,6 +546,8 @@ def _record_once(
         _check_named(graph, reached, trained, before)
     except Exception as error:
         raise UncapturableError(_why(error)) from error
+    # Where each number is from: a position in the arguments, or a path in the state.
+    origins: list[int | str] = [*positions, *(place.path for place in places)]
     read: list[int | str] = []
     for origin, number in zip(origins, numbers, strict=True):
         if id(number) in graph.read:
