@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from pyro_radial._pyro.checks import check_types, optional, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import (
-    GraphOptimizer,
     JointOptimizer,
     add_gradients,
     optimizer_parameters,
@@ -144,11 +143,9 @@ class CompiledSVI:
             self._joint = JointOptimizer(self.optim)
             self._joint_of = self.optim
         self._joint.start(self.model, self.guide, args, kwargs)
-        optimizer = self._joint.optimizer
-        mover = optimizer if isinstance(optimizer, GraphOptimizer) else None
         call = self._make_call(self.model, self.guide, args, kwargs)
         if call.gradients:
-            call = call._replace(mover=mover, optimizer=optimizer, stopped=self._check.stopped)
+            call = call._replace(optimizer=self._joint.optimizer, stopped=self._check.stopped)
         (self._latest,) = take_step([call], self.graphs, self._check, self._joint)
         self._steps += 1
         return as_number(self._latest.loss)

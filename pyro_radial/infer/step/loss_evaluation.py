@@ -47,7 +47,6 @@ class Call(NamedTuple):
     :param also: trained parameters besides those of ``param`` statements, by name.
     :param weight: the weight of the KL, for a loss with terms; a 0-d tensor while a graph is recorded.
     :param step: the number of the step, counted from one, for a loss with terms.
-    :param mover: an optimizer that moves the parameters as part of the evaluation, if that is a graph.
     :param optimizer: the optimizer whose step follows, which a graph on a GPU may take itself.
     :param outside: why this optimizer must take its step after such a graph, if it must.
     :param stopped: a 0-d tensor that such a graph sets to one at a loss that is not finite; then steps do nothing.
@@ -67,7 +66,6 @@ class Call(NamedTuple):
     also: Mapping[str, Tensor] = NOTHING
     weight: float | Tensor = 1.0
     step: int = 0
-    mover: GraphOptimizer | None = None
     optimizer: Optimizer | None = None
     outside: str | None = None
     stopped: Tensor | None = None
@@ -75,6 +73,13 @@ class Call(NamedTuple):
     attached: bool = False
     scaler: torch.amp.GradScaler | None = None
     check: Callable[[LossTerms], None] | None = None
+
+    @property
+    def mover(self) -> GraphOptimizer | None:
+        """The optimizer, if it moves the parameters as part of the evaluation, where that is a graph."""
+        if self.outside is None and isinstance(self.optimizer, GraphOptimizer):
+            return self.optimizer
+        return None
 
 
 class LossEvaluation(NamedTuple):

@@ -389,7 +389,7 @@ class Graphs:
 def _run_as_it_is(call: Call) -> LossEvaluation:
     """Run the program as usual."""
     with one_at_a_time():
-        return evaluate_loss(call._replace(mover=None))
+        return evaluate_loss(call._replace(optimizer=None))
 
 
 def _is_checked(step: int) -> bool:

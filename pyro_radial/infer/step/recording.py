@@ -301,7 +301,7 @@ def record_program(
     code = Code()
     first = RecordingHandler({})
     with note_replaced_buffers() as buffers, changes, first, code.watch():
-        evaluation = evaluate_loss(call._replace(mover=None, attached=False))
+        evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
         _warn_of_jacobians(first.densities)
     changed = changes.tensors()

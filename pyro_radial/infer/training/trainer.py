@@ -21,7 +21,6 @@ from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
-    GraphOptimizer,
     GuideOptim,
     JointOptimizer,
     Optim,
@@ -163,16 +162,8 @@ class Trainer:
         )
         if not self._in_graph:
             return call
-        mover = (
-            self.optimizer
-            if isinstance(self.optimizer, GraphOptimizer) and self._outside is None
-            else None
-        )
         return call._replace(
-            mover=mover,
-            optimizer=self.optimizer,
-            outside=self._outside,
-            stopped=self._check.stopped,
+            optimizer=self.optimizer, outside=self._outside, stopped=self._check.stopped
         )
 
     def _evaluate(self, call: Call) -> LossEvaluation:
