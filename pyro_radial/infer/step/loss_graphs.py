@@ -203,6 +203,8 @@ class Graphs:
         if self._runs_as_it_is(call):
             return _run_as_it_is(call)
         leaves = Leaves.of(call.args, call.kwargs)
+        if has_nan(leaves.values):
+            return _run_as_it_is(call)
         program = _program(call, leaves)
         numbers = self._numbers_of(program, call)
         try:
@@ -285,8 +287,6 @@ class Graphs:
 
         For a program that cannot be recorded, return what its first run gave, and later None.
         """
-        if numbers.positions and has_nan(leaves.values):
-            return None
         replays = self._replays.get(key, [])
         for place, replay in enumerate(replays):
             if replay.recording.holds(leaves):
@@ -294,7 +294,7 @@ class Graphs:
                     replays.insert(0, replays.pop(place))
                 return replay
         refused = key[0], kinds(leaves.values)
-        if refused in self._refused or has_nan(leaves.values):
+        if refused in self._refused:
             return None
         for replay in replays:
             if numbers.notice_paths(replay.recording.state.changed_numbers()):
