@@ -255,6 +255,7 @@ class FirstRun(NamedTuple):
     :param first: the scales and observations that it had.
     :param parameters: its parameters by name.
     :param changed: the tensors that it changes.
+    :param device: that of the parameters, else of the modules.
     """
 
     call: Call
@@ -262,6 +263,8 @@ class FirstRun(NamedTuple):
     first: RecordingHandler
     parameters: Mapping[str, Tensor]
     changed: Sequence[Tensor]
+    device: torch.device
+    dtype: torch.dtype
 
 
 class UnreadableStateError(UncapturableError):
@@ -310,7 +313,16 @@ def record_program(
             changed.append(now)
     if call.mover is not None:
         changed += call.mover.moved
-    program = FirstRun(call, leaves, first, evaluation.parameters, changed)
+    devices = [parameter.device for parameter in evaluation.parameters.values()]
+    program = FirstRun(
+        call,
+        leaves,
+        first,
+        evaluation.parameters,
+        changed,
+        device=devices[0] if devices else device_of(call.guide, call.model),
+        dtype=dtype_of(call.guide, call.model),
+    )
     try:
         recording = _record_with_numbers(numbers, program, code)
         _check_gradients(recording, evaluation)
@@ -366,17 +378,14 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
     noise = TorchNoise.now()
     ignored = set(UNREAD)
     recorded: list[tuple[Graph, dict[str, Tensor]]] = []
-    read: list[Tensor] = []
-    kept: list[tuple[Place, str]] = []
     for seed, inputs in enumerate((own, others)):
         try:
             with seeded_elsewhere(seed), restore_after(program.changed):
                 graph, parameters = _record_once(program, before, positions, places, inputs)
-                recorded.append((graph, parameters))
-                read += graph.constants
-        finally:
+            recorded.append((graph, parameters))
             changes = before.changes(replaced=True)
-            kept = _kept_parameters(before, read)
+            kept = _kept_parameters(before, graph.constants)
+        finally:
             before.restore()
             noise.restore()
         harmless = {place.path for place, _ in kept}
@@ -399,8 +408,8 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
         state,
         positions,
         typed,
-        device=_device(call, parameters.values()),
-        dtype=dtype_of(call.guide, call.model),
+        device=program.device,
+        dtype=program.dtype,
         stored=stored_parameters(),
         parameters=parameters,
         constants=graph.constants,
@@ -445,11 +454,6 @@ def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
             raise UncapturableError(
                 f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)"
             )
-
-
-def _device(call: Call, parameters: Iterable[Tensor]) -> torch.device:
-    """Return the device of the parameters, else of the modules."""
-    return next((parameter.device for parameter in parameters), device_of(call.guide, call.model))
 
 
 def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
@@ -503,8 +507,8 @@ def _record_once(
     call = program.call
     leaves = list(program.leaves.values)
     rebuild = rebuilder(call.args, call.kwargs)
-    device = _device(call, program.parameters.values())
-    dtype = dtype_of(call.guide, call.model)
+    device = program.device
+    dtype = program.dtype
     numbers = [as_tensor_of(value, dtype, device) for value in values]
     # A 0-d tensor does not change the dtype of results.
     scales: dict[float, Tensor] = {}
