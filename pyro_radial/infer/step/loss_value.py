@@ -18,6 +18,15 @@ OPERATIONS = (
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 
 
+def _on_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls a function on the floats of losses."""
+
+    def method(*operands: Any) -> Any:
+        return function(*(float(x) if isinstance(x, DeviceLoss) else x for x in operands))
+
+    return method
+
+
 class DeviceLoss:
     """A loss on a device that is a float to whoever looks at it. Looking waits for the device."""
 
@@ -26,9 +35,6 @@ class DeviceLoss:
 
     def __float__(self) -> float:
         return float(self.tensor)
-
-    def __int__(self) -> int:
-        return int(float(self))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(float(self), name)
@@ -39,29 +45,12 @@ class DeviceLoss:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(float(self), dtype=dtype)
 
-    def __bool__(self) -> bool:
-        return bool(float(self))
-
-    def __hash__(self) -> int:
-        return hash(float(self))
-
-    def __repr__(self) -> str:
-        return repr(float(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(float(self), spec)
-
-    def __round__(self, digits: int | None = None) -> Any:
-        return round(float(self), digits)
-
-
-def _on_floats(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls a function on the floats of losses."""
-
-    def method(*operands: Any) -> Any:
-        return function(*(float(x) if isinstance(x, DeviceLoss) else x for x in operands))
-
-    return method
+    __int__ = _on_floats(int)
+    __bool__ = _on_floats(bool)
+    __hash__ = _on_floats(hash)
+    __repr__ = _on_floats(repr)
+    __format__ = _on_floats(format)
+    __round__ = _on_floats(round)
 
 
 def _reflect(function: Callable[..., Any]) -> Callable[..., Any]:
