@@ -35,6 +35,7 @@ from pyro_radial.infer.step.arguments import (
     Leaves,
     Numbers,
     as_tensor_of,
+    descriptions,
     is_number,
     rebuilder,
 )
@@ -326,6 +327,8 @@ def record_program(
     try:
         recording = _record_with_numbers(numbers, program, code)
         _check_gradients(recording, evaluation)
+        # The program may have let an argument require a gradient.
+        descriptions(leaves.values, numbers.positions)
     except UncapturableError as error:
         if call.attached:
             noise.restore()

@@ -223,6 +223,22 @@ def test_activation_checkpointing_with_dropout(reentrant):
     assert not svi.compiled
 
 
+def with_a_gradient_of_its_argument(make):
+    def model(x, y):
+        line(x.requires_grad_(), y)
+
+    guide = AutoMeanField(line)
+    guide.setup(X, Y)
+    svi = make(model, lambda x, y: guide(x, y), pyro.optim.SGD(SGD), Trace_ELBO())
+    return lambda: of_svi(svi, X.clone(), Y), guide.parameters
+
+
+def test_a_program_that_lets_its_argument_require_a_gradient_runs_as_it_is():
+    svi = both(with_a_gradient_of_its_argument)
+    assert "requires a gradient" in svi.eager_because[0]
+    assert not svi.compiled
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_hooks_hold_where_the_step_is_in_the_graph(later):
     pyro.clear_param_store()
