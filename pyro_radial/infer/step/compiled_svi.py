@@ -14,11 +14,7 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import check_types, optional, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
-from pyro_radial.infer.optim.joint import (
-    JointOptimizer,
-    add_gradients,
-    optimizer_parameters,
-)
+from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
 from pyro_radial.infer.step.compiled_elbo import CompiledELBO, call_of
 from pyro_radial.infer.step.inductor import Options
 from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, Call, LossEvaluation

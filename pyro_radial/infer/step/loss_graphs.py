@@ -31,11 +31,7 @@ from pyro_radial.infer.step.loss_evaluation import (
     is_differentiable,
 )
 from pyro_radial.infer.step.program_state import UncapturableError
-from pyro_radial.infer.step.recording import (
-    Recording,
-    record_program,
-    suspend_garbage_collection,
-)
+from pyro_radial.infer.step.recording import Recording, record_program, suspend_garbage_collection
 from pyro_radial.infer.step.tensor_graph import ChangedTensors, put_back
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.

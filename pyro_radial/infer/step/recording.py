@@ -291,11 +291,7 @@ class Attempt(NamedTuple):
     again: bool = False
 
 
-def record_program(
-    call: Call,
-    leaves: Leaves,
-    numbers: Numbers,
-) -> Attempt:
+def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     """Run a program as usual, and record it twice.
 
     :param numbers: those that are inputs of the graph; it notes the ones that Python reads.
