@@ -3,6 +3,7 @@
 
 """A function of tensors recorded as a graph, and what it does to tensors besides."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -394,34 +395,31 @@ def _take_guards(
     """Move the last results of a graph of constants, numbers and arguments to :class:`Guards`."""
     if not expected:
         return None
+    guards = copy.deepcopy(module)
     (output,) = module.graph.find_nodes(op="output")
     results = output.args[0]
     output.args = (results[: -len(expected)],)
     guarded = results[-len(expected) :]
-    needed = set(guarded)
     # Constructors such as torch.FloatTensor([number]) hide what they read.
-    if any(node.op == "placeholder" for node in needed):
+    if any(node.op == "placeholder" for node in guarded):
         raise UncapturableError(VALUE_READ)
-    for node in reversed(module.graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    places: list[Tensor | int] = []
-    inputs = module.graph.find_nodes(op="placeholder")
-    for number, node in enumerate(inputs):
-        if node in needed:
-            argument = number - len(constants) - numbers
-            places.append(constants[number] if argument < 0 else argument)
-    graph = torch.fx.Graph()
-    copies: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        if node in needed:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output([copies[node] for node in guarded])
     for node in guarded:
         module.graph.erase_node(node)
     module.recompile()
+    (output,) = guards.graph.find_nodes(op="output")
+    output.args = (output.args[0][-len(expected) :],)
+    # Draws and changes of tensors are left to the graph of the loss.
+    guards.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    inputs: list[Tensor | int] = []
+    for number, node in enumerate(guards.graph.find_nodes(op="placeholder")):
+        if node.users:
+            argument = number - len(constants) - numbers
+            inputs.append(constants[number] if argument < 0 else argument)
+        else:
+            guards.graph.erase_node(node)
+    guards.recompile()
     values = [value.detach().clone() for value in expected]
-    return Guards(GraphModule(torch.nn.Module(), graph), places, values)
+    return Guards(guards, inputs, values)
 
 
 def _lift_constants(module: GraphModule) -> list[Tensor]:
