@@ -169,8 +169,9 @@ class Recording:
     constants: list[Tensor]
     #: Where the program keeps the values of parameters, and their names.
     kept: Sequence[tuple[Place, str]] = ()
-    # The arguments for which the guards held, with their versions.
-    _guarded: list[tuple[Tensor, int]] = field(default_factory=list)
+    # The arguments for which the guards held, kept so that no others get their ids, and their ids and versions.
+    _guarded: list[Tensor] = field(default_factory=list)
+    _versions: list[tuple[int, int]] = field(default_factory=list)
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """Return the weight of the KL and the other numbers of a call."""
@@ -215,19 +216,14 @@ class Recording:
         if self.graph.guards is None:
             return True
         tensors = leaves.tensors()
-        if self._was_guarded(tensors):
+        versions = [(id(tensor), tensor._version) for tensor in tensors]
+        if versions == self._versions:
             return True
         if not self.graph.guards.hold(tensors):
             return False
-        self._guarded = [(tensor, tensor._version) for tensor in tensors]
+        self._guarded = tensors
+        self._versions = versions
         return True
-
-    def _was_guarded(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether the guards held for these tensors, and nothing has written into them since."""
-        for tensor, (known, version) in zip(tensors, self._guarded, strict=False):
-            if tensor is not known or tensor._version != version:
-                return False
-        return bool(self._guarded)
 
     def evaluation(self, call: Call, found: LossEvaluation, way: str) -> LossEvaluation:
         """Return what the program would give if its graph has given ``found``, and leave what the program leaves."""
