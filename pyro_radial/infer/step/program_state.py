@@ -227,7 +227,10 @@ class State:
             self._waiting.append((root, name, False))
         for holder, name in also:
             self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
-        self._visit_all()
+        # Tensors of a class of their own may refuse that their attributes are read.
+        with DisableTorchFunctionSubclass():
+            while self._waiting:
+                self._visit(*self._waiting.pop())
         self._flatten()
 
     def holds(self) -> bool:
@@ -321,12 +324,6 @@ class State:
         self._sizes = list(map(len, self._holders))
         with DisableTorchFunctionSubclass():
             self._flags = list(map(FLAGS, self.tensors))
-
-    def _visit_all(self) -> None:
-        # Tensors of a class of their own may refuse that their attributes are read.
-        with DisableTorchFunctionSubclass():
-            while self._waiting:
-                self._visit(*self._waiting.pop())
 
     def _visit(self, thing: object, path: str, users: bool) -> None:
         """Note the places in a thing."""

@@ -205,7 +205,8 @@ class _HostReads(TorchDispatchMode):
             traced = func(*args, **kwargs) if shape else (args, kwargs)
             self.reads((args, kwargs), SHAPE_READ if shape else VALUE_READ, traced)
             return result
-        sources = set() if func is LITERAL else self._sources_of(_read_by(func, args, kwargs))
+        read = args[1:] if func in LIKE else args
+        sources = set() if func is LITERAL else self._sources_of((read, kwargs))
         draws = torch.Tag.nondeterministic_seeded in func.tags
         if draws:
             sources = None
@@ -370,11 +371,6 @@ def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
             if write:
                 before.copy_(holder[name])
             holder[name] = before
-
-
-def _read_by(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """Return the arguments of an operation whose values it reads."""
-    return (args[1:] if func in LIKE else args), kwargs
 
 
 def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
