@@ -26,11 +26,7 @@ from pyro_radial._pyro.compat import (
     is_deterministic,
 )
 from pyro_radial._pyro.types import Guide, Model, Node
-
-# The names with "as" are passed on to infer/step.
-from pyro_radial.infer.loss_terms import LossTerms as LossTerms
-from pyro_radial.infer.loss_terms import as_tensor as as_tensor
-from pyro_radial.infer.loss_terms import average
+from pyro_radial.infer.loss_terms import LossTerms, as_tensor, average
 from pyro_radial.infer.site_kl import RecordDistribution, analytic_kl, estimate_kl, is_auxiliary
 from pyro_radial.nn.modules import Autocast
 

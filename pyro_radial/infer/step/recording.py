@@ -30,7 +30,8 @@ from pyro_radial._pyro.compat import (
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Message, Model, Node
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.elbo import LossTerms, TermsELBO, entropies
+from pyro_radial.infer.elbo import TermsELBO, entropies
+from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.step.arguments import (
     Leaves,
     Numbers,
