@@ -16,6 +16,9 @@ from sklearn.utils import check_array
 class Columns:
     """Turn numbers, categories and missing values into standardized numbers.
 
+    Columns of zeros and ones are centered, and keep their unit: over its standard deviation, a rare category would be a
+    large number.
+
     A DataFrame of pandas has columns of numbers, and each category of its other columns becomes a column. An array has
     numbers alone. A missing number becomes the mean, and a column of zeros and ones tells where; a missing category is
     a category of its own.
@@ -30,15 +33,20 @@ class Columns:
             raise ValueError(f"X: column {name!r} must have a value, got none in {len(X)} rows")
         self._encoder = _encoder_of(X)
         numbers = self._encoder.fit_transform(X)
-        self._scaler = StandardScaler().fit(numbers, sample_weight=weights)
+        scaler = StandardScaler().fit(numbers, sample_weight=weights)
+        self._means = scaler.mean_
+        self._scales = np.where(_are_indicators(numbers), 1.0, scaler.scale_)
         # After scaling the mean is zero.
         self._imputer = SimpleImputer(strategy="constant", fill_value=0.0, add_indicator=True)
-        self._imputer.fit(self._scaler.transform(numbers))
+        self._imputer.fit(self._standardize(numbers))
         return self
+
+    def _standardize(self, numbers: np.ndarray) -> np.ndarray:
+        return (numbers - self._means) / self._scales
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the numbers of a table or an array with the columns of the training."""
-        numbers = self._scaler.transform(self._encoder.transform(X))
+        numbers = self._standardize(self._encoder.transform(X))
         return self._imputer.transform(numbers)
 
     def warn_of_unseen(self, X: Any) -> None:
@@ -58,6 +66,11 @@ class Columns:
 def _names(X: Any) -> Any:
     """Return the names of a table's columns, or the numbers of an array's."""
     return getattr(X, "columns", range(X.shape[1]))
+
+
+def _are_indicators(numbers: np.ndarray) -> np.ndarray:
+    """Return for each column whether it has only zeros, ones and missing numbers."""
+    return (np.isin(numbers, (0.0, 1.0)) | np.isnan(numbers)).all(0)
 
 
 def _encoder_of(X: Any) -> ColumnTransformer:

@@ -188,6 +188,19 @@ def table():
     return pandas.DataFrame(columns)
 
 
+def test_columns_of_zeros_and_ones_keep_their_unit():
+    """Over its deviation of 0.14, a category of one row in fifty would be a 7."""
+    x = np.zeros((50, 3))
+    x[7, 0] = 1.0
+    x[:, 1] = np.arange(50)
+    x[:, 2] = [0.0, np.nan] * 25
+    columns = BayesianRegressor(**FAST).fit(x, x[:, 1]).columns_.transform(x)
+    assert columns[7, 0] == pytest.approx(0.98)
+    assert columns[8, 0] == pytest.approx(-0.02)
+    assert columns[:, 1].std() == pytest.approx(1.0)
+    assert (columns[:, 2] == 0.0).all()
+
+
 def test_a_table_has_numbers_and_categories():
     data = table()
     regressor = BayesianRegressor(**FAST).fit(data, NUMBERS)
