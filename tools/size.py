@@ -24,7 +24,7 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 16_660,
+    "statements": 16_657,
     "public names": 97,
     "comprehensions": 3,
     "nested comprehensions": 0.15,

@@ -65,8 +65,6 @@ class Likelihood(UniquelyNamed):
     :raises ValueError: naming the argument that is out of range.
     """
 
-    #: Whether the targets are discrete, so that :meth:`predictive_entropy` has a closed form.
-    is_discrete: bool = False
     #: For each argument of :meth:`observation` besides ``f``, the deterministic site that records it.
     noise_sites: dict[str, str] = {}
     #: The least number of dims of one output.
@@ -241,7 +239,6 @@ class Categorical(Likelihood):
         tensor([[0.5000, 0.5000]])
     """
 
-    is_discrete = True
     min_event_dim = 1
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
@@ -337,8 +334,6 @@ class Bernoulli(Likelihood):
         >>> Bernoulli(num_data=100).predictive_entropy(torch.tensor([[0.5], [1.0]]))
         tensor([0.6931, 0.0000])
     """
-
-    is_discrete = True
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the Bernoulli distribution with logits ``f``."""
