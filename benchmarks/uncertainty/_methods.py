@@ -3,6 +3,7 @@
 
 """Train methods for classification experiments with ``fit``, and score them with a ``Prediction``."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -89,6 +90,12 @@ class Setting:
     #: rate of zero, the optimizer's default rates, which train widths.
     hess_init: float | None = 0.5
     hess_rate: float = 1e-5
+    #: The rate of SGD for parameters without a posterior; with zero they train by Adam at 1e-3.
+    others_rate: float = 0.0
+    #: Draws of the weights in a step.
+    draws: int = 1
+    #: Whether the prior of a weight has the width of He's start, times ``prior_stddev``.
+    prior_by_layer: bool = False
     num_members: int = 5
     #: Draws of a prediction; the members of an ensemble share them.
     num_samples: int = 32
@@ -183,8 +190,16 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
     return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev)
 
 
+def _prior_of_layer(stddev: float, name: str, parameter: Tensor) -> dist.Normal:
+    """Return a prior with the width of He's start; biases have that of the last dimension."""
+    fan_in = parameter[0].numel() if parameter.dim() > 1 else parameter.numel()
+    return dist.Normal(0.0, stddev * math.sqrt(2.0 / fan_in))
+
+
 def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
-    bnn = BayesianModule(net, dist.Normal(0.0, setting.prior_stddev), **options)
+    stddev = setting.prior_stddev
+    prior = partial(_prior_of_layer, stddev) if setting.prior_by_layer else dist.Normal(0.0, stddev)
+    bnn = BayesianModule(net, prior, **options)
     return SupervisedModel(bnn, likelihoods.Categorical())
 
 
@@ -202,7 +217,11 @@ def optimizer(setting: Setting, num_data: int) -> Any:
         unit = own if setting.hess_init is None else setting.hess_init + least
         rate = setting.rate if setting.lr is None else setting.lr * unit
         beta2 = 1.0 - setting.hess_rate if setting.hess_rate else None
-        return NaturalGradient(rate, hess_init=setting.hess_init, beta2=beta2)
+        others = {}
+        if setting.others_rate:
+            own_rate = setting.others_rate / num_data
+            others["others"] = pyro.optim.SGD({"lr": own_rate, "momentum": 0.9, "nesterov": True})
+        return NaturalGradient(rate, hess_init=setting.hess_init, beta2=beta2, **others)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
@@ -277,7 +296,11 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
             batch_size=setting.batch_size,
             optim=optimizer(setting, num_data),
             scheduler=schedule(setting, setting.epochs * -(-num_data // setting.batch_size)),
-            loss=TermsELBO(strict_kl=True, kl_weight=0.0 if setting.optimizer == "adamw" else setting.kl_weight),
+            loss=TermsELBO(
+                num_particles=setting.draws,
+                strict_kl=True,
+                kl_weight=0.0 if setting.optimizer == "adamw" else setting.kl_weight,
+            ),
             callback=clock,
             checkpoint=folder,
             validation=task.validation if setting.best_epoch else validation,
