@@ -320,7 +320,21 @@ def learn(
         )
     seconds = process_time() - began
     rmtree(checkpoint)
-    return measures(matrix) | {"seconds": round(seconds, 1)}
+    row = measures(matrix) | {"seconds": round(seconds, 1)}
+    if stream.num_heads == 1:
+        row["at_mean"] = accuracy_at_mean(chain, bnn, stream, measure_on)
+    return row
+
+
+@torch.no_grad()
+def accuracy_at_mean(chain: PriorChain, bnn: BayesianModule, stream: TaskStream, measure_on: str) -> float:
+    """The average accuracy of the network whose weights are the means of the last posterior."""
+    net = bnn.to_module({name: posterior.mean for name, posterior in chain.prior.items()})
+    accuracies = []
+    for task in stream:
+        x, y = getattr(task, measure_on)
+        accuracies.append(float((net(x).argmax(-1) == y).double().mean()))
+    return sum(accuracies) / len(accuracies)
 
 
 def fine_tuned(
