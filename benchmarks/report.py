@@ -37,7 +37,10 @@ MAIN = (
         "A residual network on Fashion-MNIST: the NLL of radial, natural gradient is below that of plain",
     ),
     ("uncertainty.retinopathy", "RetinaMNIST: the best method with radial posteriors"),
-    ("continual.published_settings", "permuted MNIST, nothing kept: mean field is not below CoVON"),
+    (
+        "continual.published_settings",
+        "permuted MNIST, CoVON's network and epochs, nothing kept: mean field is not below",
+    ),
     ("continual.permuted_mnist", "Permuted MNIST, 200 inputs kept"),
     ("functional.panels", "One dimension"),
     ("functional.uci", "UCI: a network with a functional prior reaches the log-likelihood of FBNN"),
