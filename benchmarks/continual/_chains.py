@@ -328,7 +328,7 @@ def learn(
 
 @torch.no_grad()
 def accuracy_at_mean(chain: PriorChain, bnn: BayesianModule, stream: TaskStream, measure_on: str) -> float:
-    """The average accuracy of the network whose weights are the means of the last posterior."""
+    """Return the average accuracy of the network whose weights are the means of the last posterior."""
     net = bnn.to_module({name: posterior.mean for name, posterior in chain.prior.items()})
     accuracies = []
     for task in stream:

@@ -362,7 +362,7 @@ def at_the_mean(results: Results) -> str:
 
 
 def weights_compared(results: Results) -> list[list[str]]:
-    """Return the validation accuracies of settings that count past data more than once, beside those of Bayes' rule."""
+    """Return the validation accuracies of settings with a weight of past data, beside those of Bayes' rule."""
     table = []
     for name in measured(results):
         rows = results.where(line=name, measured_on="validation")

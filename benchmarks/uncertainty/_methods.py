@@ -35,6 +35,7 @@ from pyro_radial import (
 from pyro_radial.infer import Prediction, last_layer_laplace
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
+from pyro_radial.nn.priors import FanIn
 from pyro_radial.uncertainty import TemperatureScaling, auroc, expected_calibration_error
 from pyro_radial.uncertainty.metrics import brier_score
 
@@ -190,15 +191,12 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
     return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev)
 
 
-def _prior_of_layer(stddev: float, name: str, parameter: Tensor) -> dist.Normal:
-    """Return a prior with the width of He's start; biases have that of the last dimension."""
-    fan_in = parameter[0].numel() if parameter.dim() > 1 else parameter.numel()
-    return dist.Normal(0.0, stddev * math.sqrt(2.0 / fan_in))
-
-
 def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
     stddev = setting.prior_stddev
-    prior = partial(_prior_of_layer, stddev) if setting.prior_by_layer else dist.Normal(0.0, stddev)
+    prior: Any = dist.Normal(0.0, stddev)
+    if setting.prior_by_layer:
+        # Biases, of ten outputs, as if these were inputs.
+        prior = FanIn(math.sqrt(2.0) * stddev, math.sqrt(2.0 / 10) * stddev)
     bnn = BayesianModule(net, prior, **options)
     return SupervisedModel(bnn, likelihoods.Categorical())
 
@@ -219,20 +217,24 @@ def optimizer(setting: Setting, num_data: int) -> Any:
         beta2 = 1.0 - setting.hess_rate if setting.hess_rate else None
         others = {}
         if setting.others_rate:
-            own_rate = setting.others_rate / num_data
-            others["others"] = pyro.optim.SGD({"lr": own_rate, "momentum": 0.9, "nesterov": True})
+            others["others"] = pyro.optim.SGD(_sgd_options(setting.others_rate, num_data))
         return NaturalGradient(rate, hess_init=setting.hess_init, beta2=beta2, **others)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
         if setting.optimizer == "sgd":
-            return {"lr": own / num_data, "momentum": 0.9, "nesterov": True}
+            return _sgd_options(own, num_data)
         if setting.optimizer == "adamw":
             return {"lr": own, "weight_decay": setting.weight_decay}
         return {"lr": own}
 
     kinds = {"sgd": pyro.optim.SGD, "adam": pyro.optim.Adam, "adamw": pyro.optim.AdamW}
     return kinds[setting.optimizer](options)
+
+
+def _sgd_options(rate: float, num_data: int) -> dict[str, Any]:
+    """Return the options of SGD for a loss that is a sum over the data, from the rate for its mean."""
+    return {"lr": rate / num_data, "momentum": 0.9, "nesterov": True}
 
 
 def schedule(setting: Setting, steps: int) -> Any:

@@ -24,12 +24,17 @@ class Attending(nn.Module):
         return self.head(self.layer(self.lift(x).unflatten(-1, (3, 4))).flatten(1))
 
 
-def test_a_compiler_gets_no_random_numbers_to_draw_and_the_check_sees_the_same(recorded_only):
+def graphed_attention():
+    """Return a network with attention, its guide, and their loss, compiled at its first use."""
     torch.manual_seed(0)
     model = classifier(net=Attending())
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    loss = Graphed(model, guide, TermsELBO(), compile_after=0)
+    return model, guide, Graphed(model, guide, TermsELBO(), compile_after=0)
+
+
+def test_a_compiler_gets_no_random_numbers_to_draw_and_the_check_sees_the_same(recorded_only):
+    _, _, loss = graphed_attention()
     # A refusal by the check would warn.
     losses = {float(loss((X, Y))[0]) for _ in range(4)}
     assert len(losses) == 4
@@ -39,11 +44,7 @@ def test_a_compiler_gets_no_random_numbers_to_draw_and_the_check_sees_the_same(r
 
 
 def test_compiled_noise_on_a_cpu_is_that_of_the_program(recorded_only):
-    torch.manual_seed(0)
-    model = classifier(net=Attending())
-    guide = AutoRadial(model)
-    guide.setup(X, Y)
-    loss = Graphed(model, guide, TermsELBO(), compile_after=0)
+    model, guide, loss = graphed_attention()
     loss((X, Y))
     torch.manual_seed(5)
     replayed = loss((X, Y))[0]
