@@ -8,8 +8,8 @@
     python -m tools.mutations choose CHECKOUT       # choose forty again and store them beside this file
 
 A change is a line of the package and what replaces it. It is found by the text of the line, wherever the line is now;
-a line that a checkout does not have, or has twice, is skipped. Its tests are the programs of ``tests.golden`` and the
-tests that mirror the file.
+a line that a checkout does not have, or has twice, is skipped. Its tests are the programs of ``tests.golden``, the
+tests that mirror the file, and those in the same folder.
 """
 
 import argparse
@@ -109,12 +109,12 @@ def place_of(mutation: Mutation, checkout: Path) -> tuple[Path, int] | None:
     return places[0] if len(places) == 1 else None
 
 
-def tests_of(path: Path, checkout: Path) -> list[str]:
-    """Return the tests of a file: those of its name, or of its folder if there are none."""
+def tests_of(path: Path, checkout: Path) -> list[list[str]]:
+    """Return the tests of a file: those of its name, and those in the same folder."""
     inside = path.relative_to(checkout / PACKAGE)
     folder = checkout / "tests" / inside.parent
-    mirrored = [found for found in folder.rglob(f"test_{inside.stem}*.py") if found.exists()]
-    return [str(found.relative_to(checkout)) for found in mirrored or sorted(folder.glob("test_*.py"))]
+    found = (sorted(folder.rglob(f"test_{inside.stem}*.py")), sorted(folder.glob("test_*.py")))
+    return [[str(test.relative_to(checkout)) for test in tests] for tests in found]
 
 
 def is_caught(mutation: Mutation, checkout: Path) -> bool | None:
@@ -130,7 +130,7 @@ def is_caught(mutation: Mutation, checkout: Path) -> bool | None:
     command = [sys.executable, "-m", "pytest", "--quiet", "-x", "-p", "no:cacheprovider"]
     try:
         path.write_text("".join(lines))
-        for tests in (["tests/golden/test_golden.py"], tests_of(path, checkout)):
+        for tests in (["tests/golden/test_golden.py"], *tests_of(path, checkout)):
             if (
                 tests
                 and subprocess.run([*command, *tests], cwd=checkout, capture_output=True, timeout=SECONDS).returncode

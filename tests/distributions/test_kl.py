@@ -66,6 +66,7 @@ NESTINGS = {
     "elements masked": lambda q, p: (q, p.mask(torch.arange(60).reshape(FULL) % 3 > 0).to_event(2)),
     "masked posterior": lambda q, p: (q.mask(MASK), p.to_event(2)),
     "both masked": lambda q, p: (q.mask(MASK), p.to_event(2).mask(MASK)),
+    "masked in different places": lambda q, p: (q.mask(MASK), p.to_event(2).mask(torch.tensor([True, False, False]))),
     "masked with False": lambda q, p: (q, p.to_event(2).mask(False)),
     "rows masked": lambda q, p: (RadialNormal(q.loc, q.scale, 1).to_event(1), p.to_event(2).mask(MASK)),
     "expanded prior": lambda q, p: (q, dist.Normal(0.0, 1.0).expand([4, 5]).to_event(2).expand([3])),

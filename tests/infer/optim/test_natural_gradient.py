@@ -342,11 +342,14 @@ def test_widths_on_their_way_are_named_and_widths_that_arrived_are_not():
         guide = AutoMeanField(model, init_stddev=0.003)
         optimizer = NaturalGradient(beta2=beta2).optimizer(model, guide, x, x.mean(1, keepdim=True).expand(-1, 20))
         elbo = TermsELBO()(model, guide)
-        for _ in range(400):
+        for step in range(1, 432):
             optimizer.zero_grad()
             elbo(x, x.mean(1, keepdim=True).expand(-1, 20)).backward()
             optimizer.step()
-        assert set(optimizer.pulls()) == ({"weight", "bias"} if ends else set())
+            # Between two marks, and at one, where the last mark is that of the present widths.
+            if step in (400, 431):
+                assert natural_gradient.is_marked(step) == (step == 431)
+                assert set(optimizer.pulls()) == ({"weight", "bias"} if ends else set())
         advice = NaturalGradient(beta2=beta2).advice_after(optimizer)
         if ends:
             # Far too narrow widths add nothing to the loss but the entropy.
