@@ -59,6 +59,8 @@ NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ense
 WIDTHS_RADIAL, WIDTHS_MEAN_FIELD = "radial, trained widths", "mean field, trained widths"
 #: The same with another KL weight or more draws.
 WIDTHS_CHANGED = "radial, trained widths, changed"
+#: All weights keep one width.
+ONE_WIDTH_RADIAL, ONE_WIDTH_MEAN_FIELD = "radial, one width", "mean field, one width"
 
 
 @dataclass(frozen=True)
@@ -286,8 +288,8 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     timed = size > 1 and task.folder is not None
     before = trained(task, kind, validation=validation, **options).seconds if timed else 0.0
     place = kind if setting.optimizer == "adam" else f"{kind}_{setting.optimizer}"
-    if setting.optimizer == "natural" and not setting.hess_rate:
-        place += "_widths"
+    if setting.optimizer == "natural":
+        place += f"_{setting.hess_rate:g}"
     folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
     ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
@@ -334,12 +336,28 @@ def dropout(task: Task) -> Trained:
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
+def width_spread(guide: Any) -> float:
+    """Return the standard deviation of the logarithms of the widths within a tensor, over all weights."""
+    squares, count = 0.0, 0
+    for posterior in guide.posterior().values():
+        logarithms = posterior.stddev.log()
+        squares += float((logarithms - logarithms.mean()).square().sum())
+        count += logarithms.numel()
+    return math.sqrt(squares / count)
+
+
 def variational(kind: str, task: Task, size: int = 1) -> Trained:
     """Guides, whose members share the draws of a prediction."""
     ensemble, seconds, epochs, loss = trained(task, kind, size)
     draws = partial(ensemble.predict, num_samples=max(1, task.setting.num_samples // size))
-    changes = ensemble.members[0][1].scale_change().values()
-    details = {"epochs": epochs, "loss": loss, "width_change": sum(changes) / len(changes)}
+    guide = ensemble.members[0][1]
+    changes = guide.scale_change().values()
+    details = {
+        "epochs": epochs,
+        "loss": loss,
+        "width_change": sum(changes) / len(changes),
+        "width_spread": width_spread(guide),
+    }
     return Trained(_seeded(task.seed, draws), seconds, details)
 
 
@@ -439,4 +457,6 @@ OTHERS: dict[str, Method] = {
     WIDTHS_RADIAL: _NATURAL_RADIAL,
     WIDTHS_MEAN_FIELD: _NATURAL_MEAN_FIELD,
     WIDTHS_CHANGED: _NATURAL_RADIAL,
+    ONE_WIDTH_RADIAL: _NATURAL_RADIAL,
+    ONE_WIDTH_MEAN_FIELD: _NATURAL_MEAN_FIELD,
 }
