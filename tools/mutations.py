@@ -110,11 +110,12 @@ def place_of(mutation: Mutation, checkout: Path) -> tuple[Path, int] | None:
 
 
 def tests_of(path: Path, checkout: Path) -> list[list[str]]:
-    """Return the tests of a file: those of its name, and those in the same folder."""
+    """Return the tests of a file: those of its name, and the others in the same folder."""
     inside = path.relative_to(checkout / PACKAGE)
     folder = checkout / "tests" / inside.parent
-    found = (sorted(folder.rglob(f"test_{inside.stem}*.py")), sorted(folder.glob("test_*.py")))
-    return [[str(test.relative_to(checkout)) for test in tests] for tests in found]
+    mirrored = sorted(folder.rglob(f"test_{inside.stem}*.py"))
+    others = sorted(set(folder.glob("test_*.py")) - set(mirrored))
+    return [[str(test.relative_to(checkout)) for test in tests] for tests in (mirrored, others)]
 
 
 def is_caught(mutation: Mutation, checkout: Path) -> bool | None:

@@ -3,6 +3,7 @@
 
 """Choose settings on validation rows and test every method with other seeds, for experiments with images."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -264,12 +265,22 @@ def compared_pairs(results: Results, of: str, pairs: Sequence[tuple[str, str, st
     """Claim of each score, method and other method that the score of the first is lower, with the seeds of both."""
     found = []
     for name, *methods in pairs:
-        by_seed = [{row["seed"]: row[name] for row in results.where(use="test", method=method)} for method in methods]
-        seeds = sorted(set.intersection(*map(set, by_seed)))
-        values = [[own[seed] for seed in seeds] for own in by_seed]
+        values = of_shared_seeds(results, "test", name, methods)
         text = f"{of}: the {SCORES[name]} of {methods[0]} is below that of {methods[1]}"
         found.append(compared(text, *values))
     return found
+
+
+def of_shared_seeds(results: Results, use: str, name: str, methods: Sequence[str]) -> list[list[float]]:
+    """Return a score of each method with the seeds that all have, by seed; the lowest of several rows of a seed."""
+    by_method: list[dict[int, float]] = []
+    for method in methods:
+        found: dict[int, float] = {}
+        for row in results.where(use=use, method=method):
+            found[row["seed"]] = min(row[name], found.get(row["seed"], math.inf))
+        by_method.append(found)
+    seeds = sorted(set.intersection(*map(set, by_method)))
+    return [[found[seed] for seed in seeds] for found in by_method]
 
 
 def counted(results: Results) -> str:

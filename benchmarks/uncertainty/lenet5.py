@@ -28,6 +28,7 @@ from benchmarks.uncertainty._comparison import (
     draw_by_method,
     images_of,
     load,
+    of_shared_seeds,
     score_table,
 )
 from benchmarks.uncertainty._lenet import lenet
@@ -261,20 +262,11 @@ def radial_and_mean_field(results: Results) -> str:
     """Make a table of the NLL of both with the same seeds; of the rows of a choice, the lowest counts."""
     lines = []
     for optimizer, use, *methods in RADIAL_AND_MEAN_FIELD:
-        ours, theirs = (nll_by_seed(results, use, method) for method in methods)
-        seeds = sorted(ours.keys() & theirs.keys())
-        values = ([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        values = of_shared_seeds(results, use, "nll", methods)
         rows = "test" if use == "test" else "validation"
-        lines.append([optimizer, rows, str(len(seeds)), *(with_error(own, 4) for own in (*values, paired(*values)))])
+        numbers = [with_error(own, 4) for own in (*values, paired(*values))]
+        lines.append([optimizer, rows, str(len(values[0])), *numbers])
     return markdown_table(["", "rows", "seeds", "radial", "mean field", "difference"], lines)
-
-
-def nll_by_seed(results: Results, use: str, method: str) -> dict[int, float]:
-    """Return a method's lowest NLL for each seed."""
-    found: dict[int, float] = {}
-    for row in results.where(use=use, method=method):
-        found[row["seed"]] = min(row["nll"], found.get(row["seed"], math.inf))
-    return found
 
 
 def report(results: Results) -> str:
