@@ -129,7 +129,7 @@ CANDIDATES = {
         {"rate": 0.1, "prior_stddev": 0.1, "epochs": epochs, "dropout": share}
         for epochs, share in ((40, 0.1), (40, 0.2), (100, 0.1), (100, 0.2), (100, 0.3))
     ),
-    MEAN_FIELD: _BY_ADAM[:2],
+    MEAN_FIELD: _BY_ADAM,
     RADIAL: _BY_ADAM,
     WIDTHS_RADIAL: (_TRAINED_WIDTHS,),
     WIDTHS_MEAN_FIELD: (_TRAINED_WIDTHS,),
