@@ -81,8 +81,6 @@ METHODS = (
 SEEDS = {
     ADAMW: 5,
     NATURAL_ROWS: 3,
-    RADIAL: 8,
-    MEAN_FIELD: 8,
     WIDTHS_RADIAL: 5,
     WIDTHS_CHANGED: 0,
     WIDTHS_MEAN_FIELD: 0,
@@ -113,10 +111,10 @@ _BY_NATURAL_GRADIENT = (
 _TRAINED_WIDTHS = {"rate": 1.0, "hess_init": 0.2, "hess_rate": 0.0, "prior_stddev": 0.1}
 #: The start that validation rows chose, kept.
 _ONE_WIDTH = {"rate": 0.2, "hess_init": 0.2, "hess_rate": 1e-9, "prior_stddev": 0.1}
-#: As many for the plain network as for radial posteriors with chosen widths.
+#: As many for the plain network, dropout and mean field as for radial posteriors; by Adam both posteriors have three.
 CANDIDATES = {
     NATURAL_RADIAL: _BY_NATURAL_GRADIENT,
-    NATURAL_MEAN_FIELD: _BY_NATURAL_GRADIENT[:3],
+    NATURAL_MEAN_FIELD: _BY_NATURAL_GRADIENT,
     SGD: (
         *({"rate": 0.2, "prior_stddev": 0.1, "epochs": epochs} for epochs in _LENGTHS),
         {"rate": 0.1, "prior_stddev": 0.1, "epochs": 40},
@@ -125,9 +123,14 @@ CANDIDATES = {
         {"rate": 0.1, "prior_stddev": 0.1, "epochs": 100},
     ),
     ADAMW: tuple({"rate": 1e-3, "weight_decay": decay, "epochs": 20} for decay in (0.01, 0.1, 1.0)),
-    SGD_DROPOUT: tuple(
-        {"rate": 0.1, "prior_stddev": 0.1, "epochs": epochs, "dropout": share}
-        for epochs, share in ((40, 0.1), (40, 0.2), (100, 0.1), (100, 0.2), (100, 0.3))
+    SGD_DROPOUT: (
+        *(
+            {"rate": 0.1, "prior_stddev": 0.1, "epochs": epochs, "dropout": share}
+            for epochs, share in ((40, 0.1), (40, 0.2), (100, 0.1), (100, 0.2), (100, 0.3))
+        ),
+        {"rate": 0.2, "prior_stddev": 0.1, "epochs": 100, "dropout": 0.2},
+        {"rate": 0.04, "prior_stddev": 0.1, "epochs": 100, "dropout": 0.2},
+        {"rate": 0.1, "prior_stddev": 0.05, "epochs": 100, "dropout": 0.2},
     ),
     MEAN_FIELD: _BY_ADAM,
     RADIAL: _BY_ADAM,
