@@ -413,7 +413,7 @@ set, or 512 permuted ones, CoVON's 256. Networks of 200 to 500 units multiply th
 (`torch.set_float32_matmul_precision("medium")`), where the processor can. `--line NAME --output FILE` runs one line, \
 in ten minutes to four hours of one core. CoVON's network has three seeds, to save time. Lines \
 "by Bayes' rule" count past data once, for as many epochs as the best setting above them. Published settings come from \
-the authors' configuration files (S-FSVI) and code (TD-VCL, whose split MNIST with one head has two outputs for all \
+the authors' configuration files (S-FSVI) and code (TD-VCL; its split MNIST with one head has two outputs for all \
 tasks).
 
 {markdown_table(heading, lines)}

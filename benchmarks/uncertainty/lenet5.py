@@ -301,8 +301,7 @@ Natural gradients keep widths near a start that is chosen; with "trained widths"
 {described_widths(results)}
 
 Each method uses the best of up to {size["num_candidates"]} settings by the NLL of these other images, at full length \
-with another seed: {choices(results)}. Dropout has a lower rate than SGD alone: at 0.2 it diverged with one seed, \
-and ended at an accuracy of 82 % with another. The validation NLL of all candidates:
+with another seed: {choices(results)}. The validation NLL of all candidates:
 
 {candidates_table(results)}
 
