@@ -14,7 +14,7 @@ from pyro_radial.botorch import FunctionDraws, ProcessModel
 from pyro_radial.functional import PosteriorProcess
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
-from tests.calls.sweep import Lazy, Row, some
+from tests.calls.sweep import Row, some
 
 NAN = math.nan
 POINTS = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.9]]).double()
@@ -47,7 +47,7 @@ ROWS = [
     Row(
         "botorch.FunctionDraws",
         lambda: dict(functions=functions()),
-        dict(functions=some(nn.Linear(2, 1), lambda x: x), num_outputs={"two": 2}),
+        dict(num_outputs={"two": 2}),
         then=lambda found: found(POINTS),
     ),
     Row(
@@ -66,8 +66,6 @@ ROWS = [
     Row(
         "botorch.ProcessModel",
         lambda: dict(process=process()),
-        dict(process=some(nn.Linear(2, 1), Lazy(lambda: network_and_guide()[0]))),
-        takes=dict(process=("class",)),
     ),
     Row(
         "botorch.ProcessModel.posterior",
@@ -77,7 +75,6 @@ ROWS = [
             observation_noise=some(torch.rand(3, 5), -torch.ones(3, 1).double(), torch.full((3, 1), NAN).double()),
         ),
         takes=dict(X=("no rows",)),
-        unread=("output_indices",),
         on=lambda: ProcessModel(process()),
     ),
 ]

@@ -1,27 +1,37 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Calls of all public names: a valid one each, and faulty ones that are made from annotations and docstrings.
+"""Calls of all public names: a valid call each, and faulty values that are made from a valid value and the docstring.
 
-A table is a module of this folder with a list ``ROWS``. A row has what no annotation tells: valid values of arguments
-without a default, faults of one argument alone (``extra``), and what an argument takes after all (``takes``).
+A table is a module of this folder with a list ``ROWS``. Faulty are numbers out of range, tensors of another shape,
+NaN, and names that are none of the choices. No value of another type is tried: Python, torch or Pyro refuses it.
 """
 
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 import pyro_radial
-from tests.calls.faults import Values, faults
-from tests.helpers.pages import module_of_site
 
-reference = module_of_site("reference")
-
+Values = dict[str, Any]  # Faulty values by the name of the fault.
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+#: Strings that may be anything; every other string is one of a few.
+FREE_TEXT = {"name", "of", "exclude", "checkpoint"}
+#: Numbers that may be zero or have any sign, and numbers with a bound, where the docstring does not say so.
+FROM_ZERO = {"kl_weight", "weight_space_kl", "noise", "observation_noise", "tolerance", "num_steps", "head"}
+FROM_ZERO |= {"initial_pulls", "mean_only_epochs", "event_dim", "i", "index", "seed", "margin", "random_state"}
+REAL = {"mean", "low", "high", "threshold", "factor"}
+BELOW_ONE = {"beta1", "beta2", "validation_fraction"}
+BETWEEN = {"level", "init_mean_cosine", "pi"}
+#: Tensors that have a row for each row of another argument.
+ROW_BY_ROW = {"labels", "targets", "y", "upper", "uncertainty", "observed"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,6 @@ class Row:
     :param valid: makes valid values; the other arguments keep their defaults.
     :param extra: for some arguments further faults, by their names.
     :param takes: for some arguments the names of generated faults that they take.
-    :param unread: arguments that the callable passes on as they are.
     :param on: for a method, makes the object.
     :param then: what is done with the result in every call, where an argument is read only then.
     :param errors: the documented errors.
@@ -59,7 +68,6 @@ class Row:
     valid: Callable[[], dict[str, Any]] = dict
     extra: Mapping[str, Values] = field(default_factory=dict)
     takes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
     on: Callable[[], Any] | None = None
     then: Callable[[Any], Any] = lambda result: result
     errors: tuple[type[Exception], ...] = (TypeError, ValueError)
@@ -70,33 +78,112 @@ class Row:
         """The name, with the case where there are several."""
         return f"{self.name}-{self.case}" if self.case else self.name
 
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        """The arguments that are checked: all that have a name, but those that are only passed on."""
-        target = public(self.name)
-        parameters = inspect.signature(target).parameters
-        checked = [name for name in arguments_of(target) if name not in self.unread]
-        return {name: parameters[name] for name in checked if parameters[name].kind not in VARIADIC}
-
-    def arguments(self) -> dict[str, Any]:
-        """Valid arguments; nothing shows its progress."""
-        quiet = {"progress": False} if "progress" in self.parameters() else {}
-        return quiet | self.valid()
-
-    def run(self, arguments: Mapping[str, Any]) -> Any:
-        """Call it, with lazy values made."""
+    def run(self, changes: Mapping[str, Any]) -> Any:
+        """Call it with valid arguments, some of them changed."""
         target = public(self.name) if self.on is None else getattr(self.on(), self.name.rpartition(".")[2])
+        arguments = self.valid() | dict(changes)
+        if "progress" in inspect.signature(target).parameters:
+            arguments = {"progress": False} | arguments
         return self.then(call(target, {name: made(value) for name, value in arguments.items()}))
 
-    def faults(self, argument: str) -> Values:
-        """The values that an argument must refuse."""
-        parameter = self.parameters()[argument]
-        valid = made(self.arguments().get(argument, parameter.default))
-        text = described(public(self.name), argument)
-        optional = parameter.default is None
-        generated = faults(argument, parameter.annotation, valid, text, optional=optional)
-        for label in self.takes.get(argument, ()):
-            del generated[label]
-        return generated | self.extra.get(argument, {})
+    def faults(self) -> dict[str, Values]:
+        """For each argument the values that it must refuse."""
+        target = public(self.name)
+        valid = self.valid()
+        faults: dict[str, Values] = {}
+        for name, parameter in inspect.signature(target).parameters.items():
+            if name.startswith("_") or name == "self" or parameter.kind in VARIADIC:
+                continue
+            value = made(valid.get(name, parameter.default))
+            generated = faulty_values(name, parameter.annotation, value, described(target, name))
+            for label in self.takes.get(name, ()):
+                del generated[label]
+            faults[name] = generated
+        return faults | {name: faults.get(name, {}) | values for name, values in self.extra.items()}
+
+
+def faulty_values(argument: str, annotation: Any, valid: Any, text: str) -> Values:
+    """Return the values that an argument must refuse.
+
+    :param argument: its name.
+    :param annotation: its annotation.
+    :param valid: a valid value, which alone decides where the annotation is ``Any``.
+    :param text: what its docstring says of it.
+    """
+    kinds = kinds_of(annotation)
+    if kinds == {"Any"}:
+        kinds = {type(valid).__name__}
+    values: Values = {}
+    if kinds & {"str", "Literal"} and not kinds & {"PathLike", "Path"} and argument not in FREE_TEXT:
+        values["no such name"] = "no such name"
+    if "int" in kinds:
+        values |= whole_numbers(argument, text)
+    if "float" in kinds:
+        values |= numbers(argument, text)
+    if isinstance(valid, torch.Tensor):
+        values |= tensors(argument, valid)
+    elif isinstance(valid, tuple) and len(valid) == 2 and all(isinstance(value, torch.Tensor) for value in valid):
+        values |= pairs(*valid)
+    elif argument.endswith("shape") or isinstance(valid, torch.Size):
+        values["negative size"] = (-1,)
+    elif isinstance(valid, list | tuple):
+        values["empty"] = type(valid)()
+    return values
+
+
+def kinds_of(annotation: Any) -> set[str]:
+    """Return the types that an annotation allows, by their last names."""
+    text = inspect.formatannotation(annotation).strip("'")
+    union = re.fullmatch(r"(?:typing\.)?(?:Optional|Union)\[(.*)\]", text)
+    text = union[1] if union else text
+    while "[" in text:
+        text = re.sub(r"\[[^\[\]]*\]", "", text)
+    return set(re.findall(r"\w+(?= *(?:[|,]|$))", text)) - {"None"}
+
+
+def numbers(argument: str, text: str) -> Values:
+    """Return real numbers out of range."""
+    values: Values = {"nan": math.nan, "inf": math.inf}
+    if argument in REAL:
+        return values
+    values["negative"] = -1.0
+    if argument in BETWEEN | BELOW_ONE or re.search("between (0|zero) and (1|one)", text):
+        values["one"] = 1.0
+    if argument not in FROM_ZERO | BELOW_ONE and not re.search("not negative|at least 0|zero for none", text):
+        values["zero"] = 0.0
+    return values
+
+
+def whole_numbers(argument: str, text: str) -> Values:
+    """Return whole numbers out of range."""
+    stated = re.search(r"at least (\d+)", text)
+    least = 0 if argument in FROM_ZERO else 1
+    least = int(stated[1]) if stated else least
+    values: Values = {"negative": -1, "below the least": least - 1}
+    if argument == "seed":
+        values["too long"] = 2**70
+    return values
+
+
+def tensors(argument: str, valid: torch.Tensor) -> Values:
+    """Return tensors with NaN, labels of no class, and other shapes."""
+    values: Values = {"all nan": valid * math.nan} if valid.is_floating_point() else {}
+    if valid.dim() > 0:
+        values |= {"no rows": valid[:0], "a dimension too few": valid[..., 0]}
+    if argument in ROW_BY_ROW:
+        values["a row too few"] = valid[:-1]
+    if argument == "labels":
+        values |= {"below zero": valid - 10, "too large": valid + 10}
+        values["one-hot"] = torch.eye(10, dtype=torch.long)[valid]
+    if argument == "probs":
+        values |= {"sum of two": 2 * valid, "negative": valid - 0.5}
+    return values
+
+
+def pairs(x: torch.Tensor, y: torch.Tensor) -> Values:
+    """Return inputs and targets that do not fit, or have NaN."""
+    values = {"a row too few": (x, y[:-1]), "no rows": (x[:0], y[:0]), "nan": (x * math.nan, y)}
+    return values | ({"nan targets": (x, y * math.nan)} if y.is_floating_point() else {})
 
 
 def some(*values: Any) -> Values:
@@ -113,24 +200,22 @@ def made(value: Any) -> Any:
 def described(target: Any, argument: str) -> str:
     """What a docstring says of an argument."""
     text = inspect.getdoc(target) or ""
-    found = re.search(rf":param {argument}: (.*?)(?=\n:|\n\n|\Z)", text, re.DOTALL)
-    return "" if found is None else " ".join(found[1].split())
+    match = re.search(rf":param {argument}: (.*?)(?=\n:|\n\n|\Z)", text, re.DOTALL)
+    return "" if match is None else " ".join(match[1].split())
 
 
 def call(target: Any, arguments: Mapping[str, Any]) -> Any:
-    """Call with all arguments by name, except those that have none: ``args`` is a tuple, ``kwargs`` a mapping."""
+    """Call with all arguments by name, except those that have none: ``args`` is a tuple."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    parameters = inspect.signature(target).parameters.values()
-    by_position = any(p.kind is p.VAR_POSITIONAL and p.name in arguments for p in parameters)
-    for p in parameters:
+    for p in inspect.signature(target).parameters.values():
         if p.name not in arguments:
             continue
         if p.kind is p.VAR_POSITIONAL:
             positional.extend(arguments[p.name])
         elif p.kind is p.VAR_KEYWORD:
             named.update(arguments[p.name])
-        elif p.kind is p.POSITIONAL_ONLY or (by_position and p.kind is p.POSITIONAL_OR_KEYWORD):
+        elif p.kind is p.POSITIONAL_ONLY or ("args" in arguments and p.kind is p.POSITIONAL_OR_KEYWORD):
             positional.append(arguments[p.name])
         else:
             named[p.name] = arguments[p.name]
@@ -138,60 +223,18 @@ def call(target: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def names_argument(error: BaseException, argument: str) -> bool:
-    """Whether a message speaks of the argument, and is not Python's own about an argument too many or too few."""
-    message = str(error)
-    counted = re.search(r"unexpected keyword argument|missing \d+ required|positional arguments? but", message)
-    return (
-        counted is None and re.search(rf"(?<![A-Za-z0-9_]){re.escape(argument)}(?![A-Za-z0-9_])", message) is not None
-    )
+    """Whether a message speaks of the argument."""
+    return re.search(rf"(?<![A-Za-z0-9_]){re.escape(argument)}(?![A-Za-z0-9_])", str(error)) is not None
 
 
 def public(name: str) -> Any:
     """What a name means, from ``pyro_radial`` on."""
-    found: Any = pyro_radial
+    member: Any = pyro_radial
     for part in name.split("."):
-        if inspect.ismodule(found) and not hasattr(found, part):
-            importlib.import_module(f"{found.__name__}.{part}")
-        found = getattr(found, part)
-    return found
-
-
-def callables() -> dict[str, set[str]]:
-    """For each page of the reference its callables that take arguments, methods too.
-
-    A result type, which functions return, has methods only.
-    """
-    found: dict[str, set[str]] = {}
-    for package, names in reference.pages().items():
-        own = found[package.removeprefix("pyro_radial.")] = set()
-        for name in names:
-            member = getattr(importlib.import_module(package), name)
-            if callable(member):
-                own |= with_arguments({f"{package}.{name}": member})
-                own |= with_arguments(methods(package, name, member))
-        for module, name in reference.AUTOCLASS.findall((reference.PAGES / f"{package}.md").read_text()):
-            own |= with_arguments(methods(module, name, getattr(importlib.import_module(module), name)))
-    return found
-
-
-def with_arguments(members: Mapping[str, Any]) -> set[str]:
-    return {name.removeprefix("pyro_radial.") for name, member in members.items() if arguments_of(member)}
-
-
-def methods(module: str, name: str, cls: Any) -> dict[str, Any]:
-    """The public methods that a class defines, with a docstring of its own or of a base."""
-    return {
-        f"{module}.{name}.{method}": getattr(cls, method)
-        for method, member in (vars(cls).items() if inspect.isclass(cls) else ())
-        if (not method.startswith("_") or method == "__call__")
-        and inspect.isroutine(member)
-        and inspect.getdoc(getattr(cls, method))
-    }
-
-
-def arguments_of(target: Any) -> list[str]:
-    names = inspect.signature(target).parameters
-    return [name for name in names if not name.startswith("_") and name != "self"]
+        if inspect.ismodule(member) and not hasattr(member, part):
+            importlib.import_module(f"{member.__name__}.{part}")
+        member = getattr(member, part)
+    return member
 
 
 def tables() -> Iterator[Any]:
@@ -204,8 +247,3 @@ def tables() -> Iterator[Any]:
 def rows() -> dict[str, Row]:
     """The rows of all tables by key."""
     return {row.key: row for table in tables() for row in getattr(table, "ROWS", ())}
-
-
-def not_called() -> set[str]:
-    """What users define or override and only the library calls: ``NOT_CALLED`` of a table."""
-    return {name for table in tables() for name in getattr(table, "NOT_CALLED", ())}
