@@ -384,10 +384,7 @@ def steps_stop(optimizer: Optimizer) -> bool:
 
 
 def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> None:
-    """Let an optimizer's steps do nothing while a 0-d tensor is one, without a host synchronization.
-
-    ``torch.amp.GradScaler`` uses this for fused optimizers.
-    """
+    """Let an optimizer's steps do nothing while a 0-d tensor is one, without a host synchronization."""
     if steps_stop(optimizer):
         optimizer.found_inf = stopped  # type: ignore[attr-defined]
 

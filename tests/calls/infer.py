@@ -66,7 +66,7 @@ ROWS = [
         "infer.CompiledELBO",
         lambda: dict(loss=TermsELBO(), compile=False),
     ),
-    Row("infer.FitOptions", extra=dict(autocast=some(torch.float64, torch.int8))),
+    Row("infer.FitOptions", extra=dict(autocast=some(torch.float64, torch.float16))),
     Row("infer.NaturalGradient"),
     Row(
         "infer.fit",

@@ -90,15 +90,11 @@ class JointOptimizer:
 
     :param optim: an optimizer, or what makes one.
     :param clip_norm: the largest norm of all gradients together; None for no clipping.
-    :param scaler: scales the loss in half precision.
     """
 
-    def __init__(
-        self, optim: Any, clip_norm: float | None = None, scaler: torch.amp.GradScaler | None = None
-    ) -> None:
+    def __init__(self, optim: Any, clip_norm: float | None = None) -> None:
         self._optim = optim
         self._clip_norm = clip_norm
-        self._scaler = torch.amp.GradScaler("cpu", enabled=False) if scaler is None else scaler
         self.optimizer: Optimizer | None = None
         # The parameters by id, kept alive so that no other gets the id.
         self._known: dict[int, Tensor] = {}
@@ -175,15 +171,12 @@ class JointOptimizer:
             mark_stepped(optimizer)
             return
         if self._clip_norm is not None:
-            self._scaler.unscale_(optimizer)
             clipped = optimizer_parameters(optimizer)
             if isinstance(optimizer, GraphOptimizer):
                 clipped = optimizer.parameters_to_clip()
             torch.nn.utils.clip_grad_norm_(clipped, self._clip_norm)
         with naming_devices(optimizer):
-            # After an overflow of the scaled loss it takes no step.
-            self._scaler.step(optimizer)
-        self._scaler.update()
+            optimizer.step()
 
 
 def add_gradients(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -54,7 +54,6 @@ class Call(NamedTuple):
     :param share: a factor of the gradients alone.
     :param attached: whether a loss that is not a graph's keeps its own graph for a ``backward`` by the user, in place
         of gradients.
-    :param scaler: scales the gradients too, which would underflow in half precision.
     :param check: a function of the terms of the loss that raises an error if they are wrong, wherever the program runs.
     """
 
@@ -72,7 +71,6 @@ class Call(NamedTuple):
     stopped: Tensor | None = None
     share: float = 1.0
     attached: bool = False
-    scaler: torch.amp.GradScaler | None = None
     check: Callable[[LossTerms], None] | None = None
 
     @property
@@ -151,8 +149,6 @@ def evaluate_loss(call: Call, recorded: list[Tensor] | None = None) -> LossEvalu
     found: Sequence[Tensor | None] = (None,) * len(parameters)
     if differentiable and call.gradients and value.requires_grad and not attached:
         scaled = value if call.share == 1.0 else value * call.share
-        if call.scaler is not None:
-            scaled = call.scaler.scale(scaled)
         if recorded is None:
             # As SVI does: all that the loss depends on gets a gradient.
             with hooks_later(parameters.values()):

@@ -31,12 +31,11 @@ class FitOptions:
     :param float clip_norm: the largest norm of all gradients together, as in ``torch.nn.utils.clip_grad_norm_``, for a
         loss in nats for the whole data set; no clipping by default.
     :param torch.dtype autocast: the dtype of the model's matrix products and convolutions under ``torch.autocast``:
-        ``torch.bfloat16``, or ``torch.float16``, where a ``GradScaler`` scales the loss. KLs, densities and validation
-        are computed in full precision.
+        ``torch.bfloat16``. KLs, densities and validation are computed in full precision.
     :param bool compile: whether to replay compiled graphs of the loss, as :class:`~pyro_radial.CompiledSVI` does. Each
-        shape of batch takes some seconds at first, and much less time afterwards. Not with ``torch.float16``. By
-        default a CPU runs the program as it is. A GPU replays whole steps as CUDA graphs if there are 100 or more, and
-        compiles these if there are 30,000 or more.
+        shape of batch takes some seconds at first, and much less time afterwards. By default
+        a CPU runs the program as it is. A GPU replays whole steps as CUDA graphs if there are 100 or more, and compiles
+        these if there are 30,000 or more.
     :param str scheduler_interval: "epoch" or "step": when the scheduler takes a step. ``ReduceLROnPlateau`` needs
         "epoch".
     :param int checkpoint_every: the number of optimizer steps between checkpoints; by default one checkpoint per epoch.
@@ -65,14 +64,8 @@ class FitOptions:
         for name in ("num_data", "patience", "checkpoint_every"):
             optional(positive_count, name, getattr(self, name))
         optional(positive_float, "clip_norm", self.clip_norm)
-        if self.autocast not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(
-                f"autocast must be torch.bfloat16 or torch.float16, got {self.autocast!r}"
-            )
-        if self.compile and self.autocast is torch.float16:
-            raise ValueError(
-                "compile must be False with autocast=torch.float16, got True; use torch.bfloat16"
-            )
+        if self.autocast not in (None, torch.bfloat16):
+            raise ValueError(f"autocast must be torch.bfloat16, got {self.autocast!r}")
         if self.scheduler_interval not in ("epoch", "step"):
             raise ValueError(
                 f"scheduler_interval must be 'epoch' or 'step', got {self.scheduler_interval!r}"

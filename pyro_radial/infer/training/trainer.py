@@ -93,19 +93,16 @@ class Trainer:
         self.optimizer = self._make_optimizer(optim, batch)
         #: The learning rate of each group of parameters before any schedule.
         self.learning_rates = initial_rates(self.optimizer)
-        # The gradients of float16 underflow unless the loss is scaled.
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast is torch.float16)
-        self._joint = JointOptimizer(self.optimizer, clip_norm, self.scaler)
+        self._joint = JointOptimizer(self.optimizer, clip_norm)
         self._accumulate = accumulate
         self._graphs = graphs
         self._compile_rows = compile_rows
         # The parts of a batch would overwrite each other's gradients in a captured graph.
-        self._in_graph = graphs is not None and accumulate == 1 and not self.scaler.is_enabled()
+        self._in_graph = graphs is not None and accumulate == 1
         self._outside = None if clip_norm is None else "gradients are clipped"
         self._likelihood = TermsELBO(kl_weight=0.0)
         self._check_terms = check
-        # A scaler takes the place of what stops an optimizer on the device.
-        self._check = FiniteCheck(1 if self.scaler.is_enabled() else None, self._not_finite)
+        self._check = FiniteCheck(None, self._not_finite)
         #: Optimizer steps taken so far, across resumes.
         self.steps_done = 0
 
@@ -157,7 +154,6 @@ class Trainer:
             weight=loss.weight_at(self.steps_done) if has_terms(loss) else 1.0,
             share=share,
             step=self.steps_done + 1,
-            scaler=self.scaler if self.scaler.is_enabled() else None,
             check=self._check_terms,
         )
         if not self._in_graph:
@@ -231,7 +227,6 @@ class Trainer:
         return {
             **self.copy_of_modules(),
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
             "learning_rates": self.learning_rates,
             "steps_done": self.steps_done,
             "loss": states(self._loss_parts),
@@ -240,8 +235,6 @@ class Trainer:
     def load_state_dict(self, state: State) -> None:
         """Load what :meth:`state_dict` returned; see :meth:`check_entries`."""
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
         load_states(self._loss_parts, state["loss"])
         self.load_modules(state)
         self.steps_done = state["steps_done"]

@@ -209,7 +209,7 @@ class TrainingRun:
         """Let the scheduler take a step if it is due after a step or an epoch."""
         if self.scheduler is None or after != self.options.scheduler_interval:
             return
-        # After a resume, or if a scaled loss overflowed, this optimizer object has not taken a step.
+        # After a resume this optimizer object has not taken a step.
         mark_stepped(self.trainer.optimizer)
         if record is not None and isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(record.get("validation_nll", record["loss"]))
@@ -296,7 +296,7 @@ def choose_way(options: FitOptions, device: torch.device, steps: int) -> str:
     """Return how to run a training of so many steps."""
     if options.compile is not None:
         return COMPILED if options.compile else AS_IT_IS
-    if device.type != "cuda" or steps < STEPS_TO_CAPTURE or options.autocast is torch.float16:
+    if device.type != "cuda" or steps < STEPS_TO_CAPTURE:
         return AS_IT_IS
     return RECORDED if steps < STEPS_TO_COMPILE else COMPILED
 

@@ -518,7 +518,6 @@ def test_parameters_outside_modules_are_trained():
 # What makes a loss no sum that has an exact posterior; test_the_default_arrives_in_each_setting has the other options.
 SETTINGS = {
     "in bfloat16": {"autocast": torch.bfloat16},
-    "in float16": {"autocast": torch.float16},
     "means first": {"mean_only_epochs": 1},
 }
 

@@ -153,13 +153,6 @@ def test_after_epochs_is_the_default():
     assert any(not torch.equal(value, plain[name]) for name, value in by_step.items())
 
 
-def test_steps_that_overflow_leave_the_schedule_without_a_warning(taken):
-    """The first steps of scaled losses overflow, so that the optimizer takes none."""
-    falling = {"scheduler": partial(StepLR, step_size=1, gamma=0.9), "scheduler_interval": "step"}
-    trained(*problem(), autocast=torch.float16, optim=partial(SGD, lr=1e-3), **falling)
-    assert [rate for (rate,) in taken] == pytest.approx([1e-3 * 0.9**step for step in range(12)])
-
-
 def test_another_interval_is_another_run(tmp_path):
     kept = {"scheduler": partial(StepLR, step_size=1), "checkpoint": tmp_path / "run.pt"}
     trained(*problem(), **kept)

@@ -150,11 +150,6 @@ def test_a_step_reads_values_from_the_device_once(compile, recorded_only):
     assert max(per_epoch) <= 5 + len(list(guide.parameters()))
 
 
-def test_float16_is_refused():
-    with pytest.raises(ValueError, match=r"compile must be False with autocast=torch.float16"):
-        ended(compile=True, autocast=torch.float16)
-
-
 def test_other_libraries_models_train_on_graphs(recorded_only):
     model = SupervisedModel(
         BayesianModule(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 1))), likelihoods.Gaussian()
