@@ -123,7 +123,9 @@ class LaplaceSurrogate:
 
     def normal(self) -> ProcessModel:
         """The linearized process."""
-        return ProcessModel(PosteriorProcess(self._model, self._guide.posterior()), float(self._model.likelihood.scale))
+        return ProcessModel(
+            PosteriorProcess(self._model, self._guide.get_posterior()), float(self._model.likelihood.scale)
+        )
 
 
 class GaussianProcessSurrogate:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Compare three posteriors with the exact process in one dimension, under four kernels with three kinds of units.
+"""Compare two posteriors with the exact process in one dimension, under four kernels with three kinds of units.
 
 python -m benchmarks.functional.panels
 """
@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table, perceptron
 from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, fit, predict
 from pyro_radial.functional import GaussianProcess, LinearizedKL, UniformBox, function_space_laplace, init_to_prior
-from pyro_radial.infer.autoguide import AutoCorrelated
 from pyro_radial.nn import likelihoods
 
-LAPLACE, LAST_LAYER, MEAN_FIELD = METHODS = ("function-space Laplace", "last layer", "mean field")
+LAPLACE, MEAN_FIELD = METHODS = ("function-space Laplace", "mean field")
 UNITS = ("Tanh", "SiLU", "ReLU")
 NOISE, PRIOR_NOISE = 0.1, 0.01
 PLACES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -68,10 +67,10 @@ def run(output: Path, *, form: Form = "default", workers: int = 2) -> None:
     Matern kernels have a length of 0.5, the periodic one a period of 1.5. ``init_to_prior`` starts every network.
 
     ``function-space Laplace`` is ``function_space_laplace`` at the data and 60 points, from the untrained network.
-    ``last layer`` and ``mean field`` train ``AutoCorrelated`` and ``AutoMeanField`` with ``LinearizedKL`` on all rows
-    and 40 points in the domain, by Adam at a rate that falls from 0.01 to 0 by a cosine. All predict with
-    ``method="linearized"``. One seed; settings were chosen on other functions of the RBF kernel, except for the 40
-    points, chosen on the first panel, and how the steps of the Laplace approximation are damped, chosen on all.
+    ``mean field`` trains ``AutoMeanField`` with ``LinearizedKL`` on all rows and 40 points in the domain, by Adam at a
+    rate that falls from 0.01 to 0 by a cosine. Both predict with ``method="linearized"``. One seed; settings were
+    chosen on other functions of the RBF kernel, except for the 40 points, chosen on the first panel, and how the steps
+    of the Laplace approximation are damped, chosen on all.
     """
     setting = FORMS[form]
     results = Results(output, {"torch": torch.__version__, **setting})
@@ -123,7 +122,7 @@ def trained(
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=NOISE))
     if method == LAPLACE:
         return model, function_space_laplace(model, net, (x, y), GaussianProcess(prior.kernel), points)
-    guide: Any = {LAST_LAYER: AutoCorrelated, MEAN_FIELD: AutoMeanField}[method](model)
+    guide = AutoMeanField(model)
     box, steps = UniformBox(-2.0, 2.0, num_points=40), setting["steps"]
     fit(
         model,

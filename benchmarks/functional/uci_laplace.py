@@ -106,7 +106,7 @@ def score(data_dir: Path, name: str, split: int, method: str, seed: int, setting
                 guide = function_space_laplace(model, guide, rows, process, points, num_steps=setting["num_steps"])
             if not any("nats above" in str(warning.message) for warning in warned):
                 break
-        f, variance = PosteriorProcess(model, guide.posterior()).marginals(new)
+        f, variance = PosteriorProcess(model, guide.get_posterior()).marginals(new)
         scored = of_normal(f.double(), variance.double() + prior.observation_noise.square(), test[1])
     return {**scored.row(test[1], unit), "seconds": round(seconds + time.process_time() - start, 1)}
 

@@ -4,11 +4,12 @@
 """A Laplace approximation in function space: a network with the mean and the widths of a Gaussian process."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyro.distributions as dist
 import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
@@ -22,11 +23,15 @@ from pyro_radial.functional.priors.function_prior import (
     check_prior,
     require_moments,
 )
-from pyro_radial.infer.autoguide.correlated import AutoCorrelated
-from pyro_radial.infer.autoguide.families.family import Family
-from pyro_radial.infer.autoguide.families.normal import Delta
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.posthoc.laplace import TrainedNetwork, output_hessian
+from pyro_radial.infer.prediction.guide_draws import sample_at
+from pyro_radial.infer.prediction.linearized import (
+    LinearizedGuide,
+    Marginals,
+    linearized_marginals,
+    sample_noise,
+)
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, undisturbed
 from pyro_radial.nn.linearized.site_moments import sites_of_network
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
@@ -43,6 +48,63 @@ SLACKS = (1e-2, 1e-5)
 LEAST_GAIN, MOST_DAMPING, MOST_MISSED = 1e-3, 1e10, 0.5
 #: Rows of data in one pass.
 CHUNK = 256
+#: The standard deviation of the noise in each weight of a distribution with a density, as a share of the weight's own.
+NOISE_SHARE = 1e-5
+
+
+class FunctionSpaceLaplace(LinearizedGuide):
+    """A guide with a correlated normal posterior on all weights of a network and points at all other sites.
+
+    A draw of the weights is ``w + F z`` with standard normal z, so their covariance is the product of F and its
+    transpose. The linearized network has the posterior's widths. The network at drawn weights does not, because F is
+    wide where the data and the prior's points leave the weights free.
+
+    :param values: the values of all sites by name.
+    :param weights: the sites of the weights, in the network's order.
+    :param factor: F, ``[P, R]``, with rows for one site after another.
+    """
+
+    weights_can_be_drawn = False
+
+    def __init__(self, values: dict[str, Tensor], weights: Sequence[str], factor: Tensor) -> None:
+        super().__init__(values)
+        self._weights = tuple(weights)
+        self.register_buffer("factor", factor)
+
+    def _means(self) -> dict[str, Tensor]:
+        """Return the means of the weights by site."""
+        values = self.median()
+        return {name: values[name] for name in self._weights}
+
+    def covariance(self) -> Tensor:
+        """Return the covariance of the weights, ``[P, P]``."""
+        factor = self.get_buffer("factor")
+        return factor @ factor.mT
+
+    def get_posterior(self) -> dist.LowRankMultivariateNormal:
+        """Return the distribution of all weights as one vector ``[P]``, in float64.
+
+        Each weight has noise besides, of 1e-5 times its standard deviation, since F alone has no density.
+        """
+        mean = torch.cat([value.flatten() for value in self._means().values()])
+        factor = self.get_buffer("factor").double()
+        stddev = torch.linalg.vector_norm(factor, dim=-1)
+        noise = NOISE_SHARE * stddev.clamp_min(NOISE_SHARE * stddev.max())
+        return dist.LowRankMultivariateNormal(mean.double(), factor, noise.square())
+
+    def joint_marginals(self, model: Model) -> Marginals:
+        """Return a function of rows: the means ``[N, K]`` and covariances ``[N, K, K]`` of the linearized network."""
+        factor = self.get_buffer("factor")
+        block = CovarianceBlock(self._weights, torch.zeros_like(factor[:, 0]), factor=factor)
+        return linearized_marginals(model, Linearization(model, self._means(), [block]))
+
+    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """Sample all sites."""
+        factor = self.get_buffer("factor")
+        means = self._means()
+        changes = _split_by_weight(factor @ sample_noise(factor[0]), means)
+        weights = {name: mean + changes[name].view_as(mean) for name, mean in means.items()}
+        return sample_at({**self.median(), **weights})
 
 
 @torch.no_grad()
@@ -55,7 +117,7 @@ def function_space_laplace(
     *,
     rank: int | None = None,
     num_steps: int = 100,
-) -> AutoCorrelated:
+) -> FunctionSpaceLaplace:
     r"""Approximate the posterior of a network under a Gaussian prior on functions, linear in its weights.
 
     With the covariance :math:`K \approx U \Lambda U^T` of the prior at points X, and the Jacobian J there in the
@@ -88,7 +150,8 @@ def function_space_laplace(
         largest.
     :param int num_steps: the most steps with a hundredth of K's variance added on its diagonal, and again with a
         hundred-thousandth; fewer once they gain nothing. 0 keeps the given weights.
-    :returns: a guide of all weights with the covariance as its factor, and points at other sites.
+    :returns: a guide of all weights and points at other sites. Its ``covariance()`` and ``get_posterior()`` hold the
+        weights in the network's order, and :class:`~pyro_radial.functional.PosteriorProcess` takes the latter.
     :raises ValueError: for another model or likelihood, a prior without moments or a covariance at the points, points
         that do not fit into memory, and a rank above the number of function values. A FloatingPointError if the given
         weights have no finite density.
@@ -122,7 +185,7 @@ def function_space_laplace(
         )
     points = move(points, device_of(model)).to(next(iter(weights.values())))
     with undisturbed(), evaluating(model):
-        linear = _linearize(model, weights)
+        linear = Linearization(model, weights, [])
         num_outputs = linear.structure(points).num_outputs
         _check_size(len(points), num_outputs, sum(value.numel() for value in weights.values()))
         moments = require_moments(prior, points, num_outputs)
@@ -130,7 +193,7 @@ def function_space_laplace(
         if num_steps:
             weights = _most_probable(model, network, weights, rows, points, moments, num_steps)
             network.values.update(weights)
-            linear = _linearize(model, weights)
+            linear = Linearization(model, weights, [])
         jacobian = linear.jacobian(points)[1]
         basis = _basis(jacobian, functions)
         _warn_of_stiff_network(jacobian.double() @ basis, functions)
@@ -140,18 +203,13 @@ def function_space_laplace(
     if factor.shape[1] > len(factor):
         # The same product with as many columns as weights.
         factor = torch.linalg.qr(factor.mT).R.mT
-    return _make_guide(model, network, rows, _split_by_weight(factor, weights))
-
-
-def _linearize(model: Model, weights: dict[str, Tensor]) -> Linearization:
-    blocks = [CovarianceBlock((name,), torch.zeros_like(value)) for name, value in weights.items()]
-    return Linearization(model, weights, blocks)
+    return FunctionSpaceLaplace(network.values, list(weights), factor.to(points))
 
 
 def _split_by_weight(vectors: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the rows ``[P, ...]`` that belong to each weight."""
-    parts = vectors.split([value.numel() for value in weights.values()])
-    return dict(zip(weights, parts, strict=True))
+    rows = vectors.split([value.numel() for value in weights.values()])
+    return dict(zip(weights, rows, strict=True))
 
 
 def _data_terms(
@@ -200,7 +258,7 @@ def _most_probable(
     variance = covariances.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
 
     def measure(root: Tensor, functions: Tensor, weights: dict[str, Tensor]) -> _Measurement:
-        linear = _linearize(model, weights)
+        linear = Linearization(model, weights, [])
         f, jacobian = linear.jacobian(points)
         basis = _basis(jacobian, functions)
         gap = torch.linalg.solve_triangular(
@@ -329,17 +387,3 @@ def _warn_of_stiff_network(held: Tensor, functions: Tensor) -> None:
             "is too narrow. Use more or steeper units, another activation, or a smoother prior.",
             stacklevel=3,
         )
-
-
-def _make_guide(
-    model: Model, network: TrainedNetwork, rows: Rows, factors: dict[str, Tensor]
-) -> AutoCorrelated:
-    points: dict[str, Family] = {name: Delta() for name in network.values if name not in factors}
-    (rank,) = {factor.shape[-1] for factor in factors.values()}
-    guide = AutoCorrelated(model, sites=list(factors), rank=rank, families=points)
-    first = rows.take(torch.arange(min(2, len(rows)), device="cpu"))
-    guide.setup(*move(first, device_of(model)))
-    guide.load_means(network.values)
-    guide.set_factor(torch.cat([factors[name] for name in guide.correlated]).to(guide.factor))
-    guide.linear_only = True
-    return guide

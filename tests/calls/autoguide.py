@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule
-from pyro_radial.infer.autoguide import AutoCorrelated, families
+from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import priors
 from tests.calls.sweep import Row, some
 
@@ -37,10 +37,6 @@ def guide():
     return ready(AutoRadial(bayesian()))
 
 
-def correlated():
-    return ready(AutoCorrelated(bayesian()))
-
-
 def site():
     """A site in Pyro's trace of a model."""
     return pyro.poutine.trace(bayesian()).get_trace(X).nodes["weight"]
@@ -52,18 +48,6 @@ event_dims = some(3, {"gain": 1}, {"bias": 2})
 ROWS = [
     Row("infer.autoguide.AutoPerSite", lambda: dict(model=bayesian())),
     Row("infer.autoguide.AutoMeanField", lambda: dict(model=bayesian()), shared, then=ready),
-    Row(
-        "infer.autoguide.AutoCorrelated",
-        lambda: dict(model=bayesian()),
-        shared | dict(sites=some(["gain"], []), rank={"above the elements": 9}),
-        then=ready,
-    ),
-    Row(
-        "infer.autoguide.AutoCorrelated.set_factor",
-        lambda: dict(factor=torch.eye(8)),
-        dict(factor=some(torch.eye(7), torch.zeros(8, 8))),
-        on=correlated,
-    ),
     Row(
         "infer.autoguide.AutoRadial",
         lambda: dict(model=bayesian(), event_dim={"weight": 1}),

@@ -5,6 +5,7 @@
 
 import math
 
+import pyro
 import pytest
 import torch
 from pyro.contrib.gp.kernels import RBF
@@ -18,8 +19,8 @@ from pyro_radial.functional import (
     function_space_laplace,
     laplace,
 )
-from pyro_radial.infer.autoguide import AutoCorrelated
 from pyro_radial.infer.posthoc.laplace import output_hessian
+from pyro_radial.infer.prediction.linearized import NOISE_SITE
 from pyro_radial.nn import likelihoods
 
 NOISE = 0.1
@@ -49,7 +50,7 @@ def regression(net, scale=NOISE, **kwargs):
 
 
 def widths(model, guide, at):
-    return PosteriorProcess(model, guide.posterior()).marginals(at)[1].double().sqrt()
+    return PosteriorProcess(model, guide.get_posterior()).marginals(at)[1].double().sqrt()
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -77,7 +78,7 @@ def test_a_network_never_trained_gets_the_exact_process_at_the_data_in_a_gap_and
     stddev = covariance[0].diagonal().sqrt()[:, None]
     ratio = widths(model, guide, at) / stddev
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0.03, atol=0.0)
-    found, _ = PosteriorProcess(model, guide.posterior()).marginals(at)
+    found, _ = PosteriorProcess(model, guide.get_posterior()).marginals(at)
     assert ((found - mean).abs() < 0.1 * stddev).all()
 
 
@@ -86,7 +87,7 @@ def test_classes_are_at_the_mode_of_the_posterior_of_functions():
     model = SupervisedModel(BayesianModule(network(outputs=3)), likelihoods.Categorical())
     prior = GaussianProcess(RBF(1, lengthscale=torch.tensor(0.5)))
     guide = function_space_laplace(model, network(outputs=3), (x, y), prior, x)
-    f = PosteriorProcess(model, guide.posterior()).marginals(x)[0].double()
+    f = PosteriorProcess(model, guide.get_posterior()).marginals(x)[0].double()
     # Rasmussen and Williams (2006), eq. 3.34, f = K (y - softmax(f)).
     gradient = nn.functional.one_hot(y, 3) - f.softmax(-1)
     torch.testing.assert_close(f, prior.moments(x)[1][0] @ gradient, rtol=0.0, atol=2e-3)
@@ -113,12 +114,18 @@ def test_classes_have_the_covariance_of_the_precisions_of_functions():
     torch.testing.assert_close(widths(model, guide, x), exact.sqrt(), rtol=0.01, atol=0.0)
 
 
-def test_predictions_are_those_of_the_linearized_network():
-    net = network()
+def test_predictions_are_those_of_the_linearized_network_and_draws_of_weights_have_their_covariance():
+    net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
     model = regression(net)
-    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS, num_steps=0)
+    wide = GaussianProcess(lambda a, b: torch.exp(-0.01 * (a - b.T) ** 2))
+    guide = function_space_laplace(model, net, (X, Y), wide, POINTS, num_steps=0)
     found = predict(model, guide, X, num_samples=1000, method="linearized").epistemic_variance
     torch.testing.assert_close(found, widths(model, guide, X).square().float(), rtol=5 * (2 / 1000) ** 0.5, atol=0.0)
+    changes = []
+    for noise in torch.eye(guide.factor.shape[1]):
+        drawn = pyro.condition(guide, {NOISE_SITE: noise})()
+        changes.append(torch.cat([(drawn[name] - mean).flatten() for name, mean in guide.median().items()]))
+    torch.testing.assert_close(torch.stack(changes).mT @ torch.stack(changes), guide.covariance(), rtol=1e-3, atol=1e-4)
     with pytest.warns(
         UserWarning, match="widths hold for the linearized network alone; predict with method='linearized'"
     ):
@@ -151,8 +158,7 @@ def test_without_steps_it_keeps_the_means_of_a_guide_and_its_state_loads_into_an
     trained = AutoMeanField(model)
     trained.setup(X, Y)
     guide = function_space_laplace(model, trained, (X, Y), smooth(), POINTS, num_steps=0)
-    other = AutoCorrelated(model, sites="network", rank=guide.factor.shape[1])
-    other.setup(X, Y)
+    other = function_space_laplace(model, network(), (X, -Y), smooth(), POINTS, num_steps=0)
     other.load_state_dict(guide.state_dict())
     assert torch.equal(other.covariance(), guide.covariance())
     assert all(torch.equal(value, trained.median()[name]) for name, value in guide.median().items())

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import MultivariateNormal
+from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 
 from pyro_radial._pyro.checks import check_types, non_negative_float
 from pyro_radial._pyro.types import Model
@@ -29,6 +29,7 @@ from pyro_radial.nn.linearized.linearization import (
     undisturbed,
 )
 from pyro_radial.nn.linearized.site_moments import SiteMoments, site_moments, sites_of_network
+from pyro_radial.nn.modules import dtype_of
 from pyro_radial.poutine.swap_prior import is_guide
 
 
@@ -54,7 +55,9 @@ class PosteriorProcess(FunctionPrior):
     :param model: a Pyro model that records its function values at a deterministic site, or a
         :class:`~pyro_radial.nn.BayesianModule`. Sites that the function does not depend on need no posterior.
     :param posterior: distributions with means and variances by site name, such as ``guide.posterior()``, or one
-        ``MultivariateNormal`` of all weights in the network's order, such as ``guide.get_posterior()``.
+        ``MultivariateNormal`` or ``LowRankMultivariateNormal`` of all weights in the network's order, such as
+        ``guide.get_posterior()`` of Pyro's ``AutoMultivariateNormal`` or of
+        :func:`~pyro_radial.functional.function_space_laplace`.
     :param str function_site: the deterministic site of the function values.
     :raises ValueError: naming the argument or the site that does not fit: a site of the network without mean or
         variance, moments that are not finite, a posterior that is a point; when called, for no points, and for a
@@ -78,8 +81,10 @@ class PosteriorProcess(FunctionPrior):
             raise ValueError(f"model must be a Pyro model and no guide, got {type(model).__name__}")
         check_types(str, function_site=function_site)
         needed = sites_of_network(model)
-        moments = site_moments if isinstance(posterior, Mapping) else _joint_moments
-        mean, blocks = moments(posterior, needed)
+        if isinstance(posterior, Mapping):
+            mean, blocks = site_moments(posterior, needed)
+        else:
+            mean, blocks = _joint_moments(posterior, needed, dtype_of(model))
         self.model: Any = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         self.function_site = function_site
         self._sites = tuple(mean)
@@ -175,9 +180,11 @@ def _buffers(tensors: list[Tensor]) -> nn.Module:
 
 
 @torch.no_grad()
-def _joint_moments(posterior: object, needed: Mapping[str, torch.Size]) -> SiteMoments:
+def _joint_moments(
+    posterior: object, needed: Mapping[str, torch.Size], dtype: torch.dtype
+) -> SiteMoments:
     """Return the moments of one normal distribution of all elements of the sites, in their order."""
-    if not isinstance(posterior, MultivariateNormal):
+    if not isinstance(posterior, MultivariateNormal | LowRankMultivariateNormal):
         raise ValueError(
             "posterior must be distributions by site name, as guide.posterior() returns, or one MultivariateNormal of "
             f"all weights, got {type(posterior).__name__}"
@@ -188,10 +195,14 @@ def _joint_moments(posterior: object, needed: Mapping[str, torch.Size]) -> SiteM
             f"posterior must be of the {sum(sizes)} weights of sites {list(needed)}, or be given by site name, got one "
             f"of shape {tuple(posterior.mean.shape)}"
         )
-    if not bool(posterior.mean.isfinite().all() & posterior.covariance_matrix.isfinite().all()):
+    if not bool(posterior.mean.isfinite().all() & posterior.variance.isfinite().all()):
         raise ValueError("posterior must have a finite mean and covariance, got NaN or infinity")
-    parts = posterior.mean.split(sizes)
-    mean = {
-        name: part.reshape(shape) for part, (name, shape) in zip(parts, needed.items(), strict=True)
-    }
-    return mean, [CovarianceBlock(tuple(needed), posterior.covariance_matrix, is_full=True)]
+    mean = {}
+    for values, (name, shape) in zip(posterior.mean.split(sizes), needed.items(), strict=True):
+        mean[name] = values.reshape(shape).to(dtype)
+    if isinstance(posterior, LowRankMultivariateNormal):
+        variance = posterior.cov_diag.to(dtype)
+        factor = posterior.cov_factor.to(dtype)
+        return mean, [CovarianceBlock(tuple(needed), variance, factor=factor)]
+    covariance = posterior.covariance_matrix.to(dtype)
+    return mean, [CovarianceBlock(tuple(needed), covariance, is_full=True)]

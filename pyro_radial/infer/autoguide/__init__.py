@@ -4,13 +4,11 @@
 """Automatic guides and where they start."""
 
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.autoguide.correlated import AutoCorrelated
 from pyro_radial.infer.autoguide.guides import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.autoguide.per_site import AutoPerSite
 
 __all__ = [
-    "AutoCorrelated",
     "AutoMeanField",
     "AutoPerSite",
     "AutoRadial",

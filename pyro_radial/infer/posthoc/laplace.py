@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import pyro
-import pyro.distributions as dist
 import pyro.poutine as poutine
 import torch
 from scipy.optimize import minimize_scalar
@@ -20,7 +18,12 @@ from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.prediction.guide_draws import sample_at
-from pyro_radial.infer.prediction.linearized import probit_logits
+from pyro_radial.infer.prediction.linearized import (
+    LinearizedGuide,
+    Marginals,
+    probit_logits,
+    sample_noise,
+)
 from pyro_radial.nn.bayesian_module import check_fixed
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -30,7 +33,6 @@ from pyro_radial.nn.supervised import for_likelihood, inputs_of, network_of
 
 #: The largest number of weights of a full Hessian, which then has 72 MB; its eigenvectors take five seconds.
 MAX_FULL = 3000
-NOISE_SITE = "_last_layer_noise"
 # The grid of the evidence, in powers of ten.
 LEAST, MOST, STEPS = -8, 8, 161
 #: A precision by evidence that costs a row more nats is warned of.
@@ -40,7 +42,7 @@ ONE_OUTPUT = (
 )
 
 
-class LastLayerLaplace(nn.Module):
+class LastLayerLaplace(LinearizedGuide):
     r"""A guide with a normal posterior on the weights of the last layer and points at all other sites.
 
     The weights form a matrix ``[K, E]`` with the bias as its last column, flattened row by row. With eigenvalues
@@ -59,22 +61,15 @@ class LastLayerLaplace(nn.Module):
         prior_precision: float,
         log_evidence: float,
     ) -> None:
-        super().__init__()
+        super().__init__(values)
         self.layer = layer
         self.prior_precision = prior_precision
         self.log_evidence = log_evidence
-        self._names = tuple(values)
         like = values[layer.weight]
-        for position, value in enumerate(values.values()):
-            self.register_buffer(f"value_{position}", value)
         for position, vectors in enumerate(basis):
             self.register_buffer(f"basis_{position}", vectors.to(like))
         self.register_buffer("stddev", (eigenvalues + prior_precision).rsqrt().to(like))
         self._num_factors = len(basis)
-
-    def median(self) -> dict[str, Tensor]:
-        """Return the values of all sites: as trained, and the mean of the last layer."""
-        return {name: self.get_buffer(f"value_{i}") for i, name in enumerate(self._names)}
 
     @property
     def mean(self) -> Tensor:
@@ -87,9 +82,7 @@ class LastLayerLaplace(nn.Module):
         factor = self._rotate(torch.eye(len(mean), dtype=mean.dtype, device=mean.device))
         return factor.mT @ factor
 
-    def joint_marginals(
-        self, model: Callable[..., object]
-    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def joint_marginals(self, model: Model) -> Marginals:
         """Return a function of rows: the means ``[N, K]`` and covariances ``[N, K, K]`` of outputs, which are exact."""
         network = TrainedNetwork(model, self)
         covariance = self.output_covariance()
@@ -111,12 +104,7 @@ class LastLayerLaplace(nn.Module):
         """Sample all sites."""
         values = self.median()
         mean = self.mean
-        z = pyro.sample(
-            NOISE_SITE,
-            dist.Normal(torch.zeros_like(mean), 1.0).to_event(1),
-            infer={"is_auxiliary": True},
-        )
-        matrix = (mean + self._rotate(z)).reshape_as(self.layer.matrix(values))
+        matrix = (mean + self._rotate(sample_noise(mean))).reshape_as(self.layer.matrix(values))
         values.update(self.layer.parts(matrix))
         return sample_at(values)
 

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuideList
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -20,6 +22,40 @@ from pyro_radial.nn.linearized.site_moments import site_moments, sites_of_networ
 from pyro_radial.nn.modules import evaluating
 
 Marginals = Callable[[Tensor], tuple[Tensor, Tensor]]
+NOISE_SITE = "_weight_noise"
+
+
+class LinearizedGuide(nn.Module):
+    """Base class of guides with a normal posterior on weights of a network and points at all other sites.
+
+    For ``method="linearized"`` and "probit", :func:`~pyro_radial.predict` asks such a guide for the moments of outputs.
+
+    :param values: the values of all sites by name, with the weights at their means.
+    """
+
+    #: Whether draws of the weights have the posterior's widths too, not only the linearized network.
+    weights_can_be_drawn = True
+
+    def __init__(self, values: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._names = tuple(values)
+        for position, value in enumerate(values.values()):
+            self.register_buffer(f"value_{position}", value)
+
+    def median(self) -> dict[str, Tensor]:
+        """Return the values of all sites, with the weights at their means."""
+        return {name: self.get_buffer(f"value_{i}") for i, name in enumerate(self._names)}
+
+    def joint_marginals(self, model: Model) -> Marginals:
+        """Return a function of rows: the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of outputs."""
+        raise NotImplementedError(f"{type(self).__name__} has no joint_marginals(model)")
+
+
+def sample_noise(like: Tensor) -> Tensor:
+    """Sample standard normal noise with the shape of a vector, at an auxiliary site."""
+    normal = dist.Normal(torch.zeros_like(like), 1.0).to_event(1)
+    noise: Tensor = pyro.sample(NOISE_SITE, normal, infer={"is_auxiliary": True})
+    return noise
 
 
 def draw_linearized(
@@ -48,16 +84,25 @@ def probit_logits(f: Tensor, covariance: Tensor) -> Tensor:
     return f / (1.0 + math.pi / 8.0 * variance).sqrt()
 
 
-def output_marginals(model: Model, posterior: Any, function_site: str) -> Marginals:
-    """Return a function of rows: the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of the outputs."""
-    if hasattr(posterior, "joint_marginals"):
-        exact: Marginals = posterior.joint_marginals(model)
-        return exact
+def output_marginals(
+    model: Model, guide: Guide, x: Tensor, method: str, function_site: str
+) -> Marginals:
+    """Return a function of rows: the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of the outputs.
+
+    :param x: a row of inputs, for a guide that takes inputs.
+    """
+    if isinstance(guide, LinearizedGuide):
+        return guide.joint_marginals(model)
+    posterior = _posterior_by_site(guide, x, method)
     try:
         mean, blocks = site_moments(posterior, sites_of_network(model))
     except ValueError as error:
         raise ValueError(f"guide: {error}") from None
-    linear = Linearization(model, mean, blocks, function_site)
+    return linearized_marginals(model, Linearization(model, mean, blocks, function_site))
+
+
+def linearized_marginals(model: Model, linear: Linearization) -> Marginals:
+    """Return a function of rows: the means and covariances of the outputs of a linearized model."""
 
     def marginals(rows: Tensor) -> tuple[Tensor, Tensor]:
         with undisturbed(), evaluating(model):
@@ -67,23 +112,21 @@ def output_marginals(model: Model, posterior: Any, function_site: str) -> Margin
     return marginals
 
 
-def posterior_with_moments(guide: Guide, x: Tensor, method: str) -> Any:
-    """Return a guide's posterior by site, or the guide if it knows the outputs' moments; not for sites in a plate."""
-    if hasattr(guide, "joint_marginals"):
-        return guide
-    parts: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
+def _posterior_by_site(guide: Guide, x: Tensor, method: str) -> dict[str, Any]:
+    """Return a guide's posterior by site, or raise a ValueError for sites in a plate."""
+    guides: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
     draws = GuideDraws(guide)
-    for part in parts:
-        if not hasattr(part, "posterior"):
+    for member in guides:
+        if not hasattr(member, "posterior"):
             raise ValueError(
                 f"guide must have a method posterior() for method={method!r}, as the guides of this library have, got "
-                f"{getattr(part, '__name__', type(part).__name__)}"
+                f"{getattr(member, '__name__', type(member).__name__)}"
             )
     with one_at_a_time(), evaluating(guide):
         check_global(draws.draw(x), "method must be 'draws'", repr(method))
     posterior: dict[str, Any] = {}
-    for part in parts:
-        posterior |= part.posterior()
+    for member in guides:
+        posterior |= member.posterior()
     return posterior
 
 

@@ -27,9 +27,9 @@ from pyro_radial.infer.prediction.guide_draws import (
     check_sites,
 )
 from pyro_radial.infer.prediction.linearized import (
+    LinearizedGuide,
     draw_linearized,
     output_marginals,
-    posterior_with_moments,
 )
 from pyro_radial.infer.prediction.prediction import Prediction, make_prediction, warn_if_identical
 from pyro_radial.nn.bayesian_module import submodules
@@ -121,7 +121,7 @@ def predict(
         return _predict_linearized(
             model, guide, x, num_samples, chunk_size, function_site, progress, method
         )
-    if getattr(guide, "linear_only", False):
+    if isinstance(guide, LinearizedGuide) and not guide.weights_can_be_drawn:
         warnings.warn(
             "The guide's widths hold for the linearized network alone; predict with method='linearized'.",
             stacklevel=2,
@@ -238,15 +238,16 @@ def _predict_linearized(
         "num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
     )
     likelihood = getattr(model, "likelihood", None)
-    posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)), method)
+    device = device_of(guide, model)
+    marginals = output_marginals(model, guide, x[:1].to(device), method, site)
     num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
     noise = _predict_by_draws(model, guide, x[:1], num_draws, chunk_size, site).noise
     samples = draw_linearized(
-        output_marginals(model, posterior, site),
+        marginals,
         x,
         num_samples=count if method == "linearized" else None,
         chunk_size=chunk_size,
-        device=device_of(guide, model),
+        device=device,
         progress=progress,
     )
     return Prediction(samples, likelihood, noise)

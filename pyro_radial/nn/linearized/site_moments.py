@@ -75,16 +75,7 @@ def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size])
             raise ValueError(
                 f"posterior must have a finite mean and variance at site '{name}', got NaN or infinity"
             )
-    joints: list[CovarianceBlock] = []
-    for distribution in posterior.values():
-        # AutoCorrelated gives all its sites one joint covariance, which takes the place of their marginals. If some of
-        # these sites are missing, the others keep their marginals.
-        joint = getattr(distribution, "joint", None)
-        if joint is not None and marginals.keys() >= set(joint.sites):
-            joints.append(joint)
-            for site in joint.sites:
-                del marginals[site]
-    blocks = [*marginals.values(), *joints]
+    blocks = list(marginals.values())
     if not any(bool((block.covariance != 0).any()) for block in blocks):
         raise ValueError(
             f"posterior must have variances, got {'a point' if mean else 'none'} at {sorted(posterior)}: its "

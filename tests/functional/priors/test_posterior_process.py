@@ -45,10 +45,15 @@ def test_moments_are_those_of_the_functions_of_the_posterior(name, kind):
     close(variance, expected_covariance.diagonal(dim1=-2, dim2=-1).mT)
 
 
-def test_one_normal_of_all_weights_is_taken_in_the_networks_order():
+@pytest.mark.parametrize("rank", [None, 3])
+def test_one_normal_of_all_weights_is_taken_in_the_networks_order(rank):
     model, size = network(), 2 * WIDTH + 2
-    root = torch.randn(size, size, dtype=torch.double)
-    mean, covariance = torch.randn(size, dtype=torch.double), root @ root.mT
+    root = torch.randn(size, rank or size, dtype=torch.double)
+    mean, variance = torch.randn(size, dtype=torch.double), torch.rand(size, dtype=torch.double)
+    covariance = root @ root.mT + variance.diag()
+    given = dist.MultivariateNormal(mean, covariance)
+    if rank is not None:
+        given = dist.LowRankMultivariateNormal(mean, root, variance)
     x = inputs()
     # Of the weight, two rows, and of the bias.
     wide = torch.cat([features(x), torch.zeros(7, WIDTH), torch.ones(7, 1), torch.zeros(7, 1)], -1)
@@ -56,7 +61,7 @@ def test_one_normal_of_all_weights_is_taken_in_the_networks_order():
     rows[1, :, :WIDTH] = 0.0
     rows[1, :, WIDTH : 2 * WIDTH] = features(x)
     rows[1, :, 2 * WIDTH :] = torch.tensor([0.0, 1.0])
-    found, found_covariance = PosteriorProcess(model, dist.MultivariateNormal(mean, covariance)).moments(x)
+    found, found_covariance = PosteriorProcess(model, given).moments(x)
     close(found, (rows @ mean).mT)
     torch.testing.assert_close(found_covariance, rows @ covariance @ rows.mT)
 
