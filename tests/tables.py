@@ -14,7 +14,6 @@ from scipy import stats
 
 from pyro_radial.distributions import (
     HypersphericalUniform,
-    RadialDirectional,
     RadialNormal,
     VonMisesFisherStable,
 )
@@ -49,27 +48,12 @@ def _normal(shape, event_dim):
     return make
 
 
-def _radial_directional(dtype):
-    radius = dist.LogNormal(0.3 * torch.randn(2, 1, dtype=dtype), 0.2 + 0.3 * torch.rand(3, dtype=dtype))
-    loc = torch.nn.functional.normalize(torch.randn(2, 3, 4, dtype=dtype), dim=-1)
-    return RadialDirectional(radius, VonMisesFisherStable(loc, 0.5 + 3 * torch.rand(2, 1, dtype=dtype)))
-
-
 def _von_mises_fisher(shape, concentration):
     def make(dtype):
         loc = torch.nn.functional.normalize(torch.randn(shape, dtype=dtype), dim=-1)
         return VonMisesFisherStable(loc, torch.tensor(concentration, dtype=dtype))
 
     return make
-
-
-def _von_mises_fisher_rows(dtype):
-    radius = dist.LogNormal(0.3 * torch.randn(2, dtype=dtype), 0.2 + 0.3 * torch.rand(2, dtype=dtype))
-    return RadialDirectional(radius, _von_mises_fisher((2, 4), [0.5, 6.0])(dtype))
-
-
-def _uniform_rows(dtype):
-    return RadialDirectional(dist.LogNormal(torch.zeros(2, dtype=dtype), 1.0), _uniform(dtype))
 
 
 def _uniform(dtype):
@@ -111,7 +95,6 @@ DISTRIBUTIONS = {
         lambda dtype: _radial((2, 4, 3), 1)(dtype).to_event(1),
         kl_to=lambda dtype: _radial((2, 4, 3), 1)(dtype).to_event(1),
     ),
-    "RadialDirectional": Row(_radial_directional, kl_to=_radial_directional),
     "VonMisesFisherCircle": Row(
         _von_mises_fisher((2,), [0.0, 1.5, 40.0]),
         kl_to=_von_mises_fisher((2,), [1.0, 2.5, 30.0]),
@@ -127,7 +110,9 @@ DISTRIBUTIONS = {
         kl_to=_von_mises_fisher((3, 1, 12), [5.0, 20.0]),
         scipy=_scipy_von_mises_fisher,
     ),
-    "RadialDirectionalToUniform": Row(_von_mises_fisher_rows, kl_to=_uniform_rows),
+    "VonMisesFisherToUniform": Row(
+        _von_mises_fisher((2, 4), [0.5, 6.0]), kl_to=_uniform, scipy=_scipy_von_mises_fisher
+    ),
     "HypersphericalUniform": Row(_uniform, kl_to=_von_mises_fisher((2, 4), [0.5, 3.0])),
 }
 

@@ -34,7 +34,6 @@ from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, sta
 from pyro_radial.distributions.kl_formulas.shared import directions
 from pyro_radial.distributions.kl_formulas.to_radial import normal_to_radial, radial_to_radial
 from pyro_radial.distributions.numerics import event_sum, to_accumulation_dtype
-from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.row_operator import row_operator
 from pyro_radial.distributions.von_mises_fisher import (
@@ -312,7 +311,6 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     *((LowRankMultivariateNormal, p, kl_low_rank_normal_to_normal) for p in _KINDS[2:]),
     *((TransformedDistribution, p, kl_of_transformed) for p in _BIJECTIONS),
     (Normal, TransformedDistribution, kl_normal_to_log_gamma),
-    (RadialDirectional, RadialDirectional, kl_radial_directional),
     (VonMisesFisherStable, VonMisesFisherStable, kl_von_mises_fisher),
     (VonMisesFisherStable, HypersphericalUniform, kl_von_mises_fisher_to_uniform),
     (HypersphericalUniform, VonMisesFisherStable, kl_uniform_to_von_mises_fisher),

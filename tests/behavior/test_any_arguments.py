@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors
 
 COUNT = 25
@@ -60,14 +60,6 @@ def test_von_mises_fisher_takes_anything_or_says_what_it_does_not(loc, concentra
 @given(ANYTHING, ANYTHING, st.one_of(st.none(), ANYTHING))
 def test_the_uniform_takes_anything_or_says_what_it_does_not(dim, batch_shape, like):
     made("dim batch_shape like", lambda *a: HypersphericalUniform(a[0], a[1], like=a[2]), dim, batch_shape, like)
-
-
-@fuzzed
-@given(ANYTHING, ANYTHING)
-def test_radial_directional_takes_anything_or_says_what_it_does_not(radius, direction):
-    made("radius direction", RadialDirectional, radius, direction)
-    made("radius", RadialDirectional, radius, HypersphericalUniform(3))
-    made("direction", RadialDirectional, dist.LogNormal(0.0, 1.0), direction)
 
 
 @fuzzed

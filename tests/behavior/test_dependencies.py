@@ -11,11 +11,7 @@ from pyro.infer.inspect import get_dependencies, get_model_relations
 from pyro.ops.provenance import ProvenanceTensor
 from torch import nn
 
-from pyro_radial.distributions import (
-    RadialDirectional,
-    RadialNormal,
-    VonMisesFisherStable,
-)
+from pyro_radial.distributions import RadialNormal, VonMisesFisherStable
 from tests.tables import GUIDES
 
 X = torch.randn(5, 3)
@@ -28,9 +24,6 @@ DISTRIBUTIONS = {
     "VonMisesFisherCircle": lambda a, b: VonMisesFisherStable(torch.stack([a.sin(), a.cos()]), b.exp()),
     "VonMisesFisherStable": lambda a, b: VonMisesFisherStable(
         nn.functional.normalize(a + torch.ones(5), dim=-1), b.exp()
-    ),
-    "RadialDirectional": lambda a, b: RadialDirectional(
-        dist.LogNormal(a, 1.0), VonMisesFisherStable(nn.functional.normalize(torch.ones(5), dim=-1), b.exp().expand(2))
     ),
 }
 

@@ -8,7 +8,7 @@ import math
 import pyro.distributions as dist
 import torch
 
-from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from tests.calls.sweep import Row, some
 
 NAN, INF = math.nan, math.inf
@@ -18,9 +18,6 @@ MAKERS = {
     "RadialNormal": lambda: RadialNormal(torch.zeros(2, 3), torch.ones(2, 3)),
     "VonMisesFisherStable": lambda: VonMisesFisherStable(torch.eye(3), torch.tensor(2.0)),
     "HypersphericalUniform": lambda: HypersphericalUniform(3, (2,)),
-    "RadialDirectional": lambda: RadialDirectional(
-        dist.LogNormal(torch.zeros(2), 0.1), HypersphericalUniform(3), validate_args=True
-    ),
 }
 
 ROWS = [
@@ -44,14 +41,6 @@ ROWS = [
         lambda: dict(dim=3, batch_shape=(2,), like=torch.zeros(1)),
         dict(dim=some(0, 1)),
         takes=dict(like=("all nan", "no rows", "a dimension too few")),
-    ),
-    Row(
-        "distributions.RadialDirectional",
-        lambda: dict(radius=dist.LogNormal(torch.zeros(2), 0.1), direction=HypersphericalUniform(3)),
-        dict(
-            radius=some(dist.Normal(0.0, 1.0), dist.LogNormal(torch.zeros(2), 0.1).to_event(1)),
-            direction=some(REAL, HypersphericalUniform(3, (3,))),
-        ),
     ),
     Row(
         "distributions.RadialNormal.marginal_quantiles",

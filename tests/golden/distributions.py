@@ -7,7 +7,7 @@ import torch
 from pyro.distributions import HalfCauchy, LogNormal, Normal
 from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
 from tests.golden.programs import program
 
@@ -57,17 +57,6 @@ def von_mises_fisher():
 
 
 @program
-def radial_directional():
-    return described(
-        lambda m, s, loc, k: RadialDirectional(LogNormal(m, s), VonMisesFisherStable(loc, k)),
-        torch.zeros(2),
-        torch.full((2,), 0.4),
-        unit(2, 4),
-        torch.tensor([3.0, 9.0]),
-    )
-
-
-@program
 def half_cauchy():
     first, second = LogNormal(torch.tensor(0.2), torch.tensor(0.5)), LogNormal(torch.tensor(-0.3), torch.tensor(0.4))
     product = sqrt_product(first, second)
@@ -90,7 +79,6 @@ def divergences_between_distributions():
         VonMisesFisherStable(unit(2, 5), torch.tensor(4.0)),
         VonMisesFisherStable(unit(2, 5, seed=1), torch.tensor(9.0)),
     )
-    radius, other_radius = LogNormal(torch.zeros(2), 0.5), LogNormal(torch.ones(2), 0.3)
     pairs = {
         "radial to normal": (RadialNormal(loc, scale), Normal(other_loc, other_scale).to_event(1)),
         "normal to radial": (Normal(loc, scale).to_event(1), RadialNormal(other_loc, other_scale)),
@@ -98,7 +86,6 @@ def divergences_between_distributions():
         "radial to radial around it": (RadialNormal(loc, scale), RadialNormal(loc, other_scale)),
         "vmf to vmf": (sphere, other),
         "vmf to uniform": (sphere, HypersphericalUniform(5)),
-        "directional": (RadialDirectional(radius, sphere), RadialDirectional(other_radius, other)),
     }
     results = {}
     for name, (p, q) in pairs.items():

@@ -14,7 +14,7 @@ import pyro.infer.autoguide
 import pytest
 
 import pyro_radial
-from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 
 SUITE = os.environ.get("PYRO_SUITE", "distributions")
 
@@ -34,7 +34,6 @@ LEFT_OUT = {
         "that SciPy 1.17 refuses",
         "test_infer_shapes[HypersphericalUniform]": "asks for the shapes that follow from those of the parameters; "
         "here the number of dimensions is itself the parameter. Pyro leaves out its LKJ for that",
-        "test_infer_shapes[RadialDirectional]": "the same; its parameters are distributions, with two shapes each",
         "test_gof[VonMisesFisherStable]": "knows only by the name of Pyro's ProjectedNormal that its densities are per "
         "area of the sphere. With that name the statistic is not calibrated: with the seed of Pyro's tests "
         "ProjectedNormal(zeros(3)) fails too",
@@ -84,16 +83,6 @@ def _fixtures():
             examples=[
                 {"dim": 3, "test_data": unit},
                 {"dim": 3, "batch_shape": (2,), "test_data": units},
-            ],
-        ),
-        Fixture(
-            pyro_dist=RadialDirectional,
-            examples=[
-                {
-                    "radius": pyro.distributions.LogNormal(0.0, 0.5),
-                    "direction": HypersphericalUniform(3),
-                    "test_data": vector,
-                },
             ],
         ),
     ]
