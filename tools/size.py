@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How large and how dense the package is, or another: ``python -m tools.size [PACKAGE]`` with the folder of its code.
+"""How large and how dense the package is, and what its names say: ``python -m tools.size [FOLDER]``, also for others.
 
 Every node of the syntax tree that is a statement (``ast.stmt``) counts as one, docstrings and nested statements too: a
 function with a docstring and a ``return`` counts as three. Lines do not count, so squeezing them gains nothing.
@@ -11,29 +11,45 @@ that plots share with other plots do not count.
 
 The next four numbers are for 100 statements: comprehensions (generator expressions are among them), nested ones (inside
 another one, or with two ``for``), assignments of several values to several names (``a, b = 1, 2``), and uses of the
-name ``Any``. The last number is the percentage of code lines (no docstring, comment or blank line) with more than 100
-columns.
+name ``Any``. Then comes the percentage of code lines (no docstring, comment or blank line) with more than 100 columns.
 
-``LIMITS`` has the most that the package may have of each, and ``tests/tools/test_size.py`` holds it to them.
+The last two numbers are percentages of the bound names: parameters, assigned names, loop targets, ``with ... as``,
+attributes of ``self``, and names of functions and classes. A name is vague if it is a word of ``FILLERS``, which says
+nothing about the value: ``found`` may be gradients or files. Underscores at its ends do not count. The last number is
+that of the worst file, whose vague names the command prints.
+
+``LIMITS`` has the most that the package may have of each, and ``tests/tools/test_size.py`` holds it to them. Folders
+named ``test`` or ``tests`` and files such as ``step_test.py`` do not count.
 """
 
+import argparse
 import ast
 import io
-import sys
 import tokenize
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 LIMITS = {
-    "statements": 16_657,
-    "public names": 97,
+    "statements": 16_800,
+    "public names": 100,
     "comprehensions": 3,
     "nested comprehensions": 0.15,
     "tuple assignments": 0.6,
     "Any": 4,
     "long lines": 4,
+    "vague names": 7,
+    "vague names in a file": 27,
 }
 #: Single files that users import from.
 PUBLIC_MODULES = ("likelihoods.py", "recipes.py", "botorch.py", "botorch_models.py", "sklearn.py")
+#: Words that fit any value. They are vague as whole names; ``last_layer`` says something.
+FILLERS = """\
+added after again alone also apart asked before beside both broken chosen done earlier every first fits found
+given held here holds inside it kept known last later left made mended moved near new next_one now old one ones
+other others outside own owned part parts place places present put ready rest said seen share taken there thing
+things told used wanted way ways what which
+""".split()  # noqa: SIM905
 COLUMNS = 100
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -82,14 +98,15 @@ def public_names(trees: dict[Path, ast.Module]) -> set[str]:
 
 def nested(tree: ast.AST) -> int:
     """Return the number of comprehensions that are inside another one or have two ``for``."""
-    found: set[ast.AST] = set()
+    comprehensions: set[ast.AST] = set()
     for outer in ast.walk(tree):
         if not isinstance(outer, COMPREHENSIONS):
             continue
         if len(outer.generators) > 1:
-            found.add(outer)
-        found.update(inner for inner in ast.walk(outer) if inner is not outer and isinstance(inner, COMPREHENSIONS))
-    return len(found)
+            comprehensions.add(outer)
+        inner_nodes = (node for node in ast.walk(outer) if node is not outer)
+        comprehensions.update(node for node in inner_nodes if isinstance(node, COMPREHENSIONS))
+    return len(comprehensions)
 
 
 def assigns_several(node: ast.AST) -> bool:
@@ -97,14 +114,48 @@ def assigns_several(node: ast.AST) -> bool:
     return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
 
 
+def bound_names(tree: ast.AST) -> Iterator[str]:
+    """Yield each name that the code binds, as often as it binds it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg) and node.arg not in ("self", "cls"):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+
+
+def is_vague(name: str) -> bool:
+    """Return whether a name is a filler, with or without underscores at its ends."""
+    return name.strip("_") in FILLERS
+
+
+def vague_percentage(names: list[str]) -> float:
+    """Return the percentage of names that are vague."""
+    return 100 * sum(map(is_vague, names)) / max(1, len(names))
+
+
+def syntax_trees(package: Path) -> dict[Path, ast.Module]:
+    """Return the parsed files of a package without its tests."""
+    trees: dict[Path, ast.Module] = {}
+    for path in sorted(package.rglob("*.py")):
+        folders = {*path.relative_to(package).parts}
+        if not folders & {"test", "tests"} and not path.stem.endswith("_test"):
+            trees[path] = ast.parse(path.read_text())
+    return trees
+
+
 def measure(package: Path) -> dict[str, float]:
     """Return every count by its name."""
-    sources = {path: path.read_text() for path in sorted(package.rglob("*.py"))}
-    trees = {path: ast.parse(source) for path, source in sources.items()}
+    trees = syntax_trees(package)
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    names: list[str] = []
     lines: list[str] = []
-    for source in sources.values():
-        lines += code_lines(source)
+    for path, tree in trees.items():
+        names += bound_names(tree)
+        lines += code_lines(path.read_text())
     statements = sum(isinstance(node, ast.stmt) for node in nodes)
     return {
         "statements": statements,
@@ -114,15 +165,31 @@ def measure(package: Path) -> dict[str, float]:
         "tuple assignments": 100 * sum(map(assigns_several, nodes)) / statements,
         "Any": 100 * sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes) / statements,
         "long lines": 100 * sum(len(line) > COLUMNS for line in lines) / len(lines),
+        "vague names": vague_percentage(names),
+        "vague names in a file": max(vague_percentage([*bound_names(tree)]) for tree in trees.values()),
     }
+
+
+def vaguest_file(package: Path) -> tuple[Path, Counter[str]]:
+    """Return the file with the highest percentage of vague names, and how often it binds each of them."""
+    names_by_file = {path: [*bound_names(tree)] for path, tree in syntax_trees(package).items()}
+    vaguest = max(names_by_file, key=lambda path: vague_percentage(names_by_file[path]))
+    return vaguest, Counter(filter(is_vague, names_by_file[vaguest]))
 
 
 def main() -> None:
     """Run the command line."""
-    own = Path(__file__).resolve().parents[1] / "pyro_radial"
-    package = Path(sys.argv[1]) if len(sys.argv) > 1 else own
-    for what, count in measure(package).items():
-        print(f"{what:24}{count:10.5g}    at most {LIMITS[what]:g}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    own_package = Path(__file__).resolve().parents[1] / "pyro_radial"
+    parser.add_argument("folder", type=Path, nargs="?", default=own_package, help="folder of a package's code")
+    package = parser.parse_args().folder
+    for property_name, count in measure(package).items():
+        limit = f"    at most {LIMITS[property_name]:g}" if package == own_package else ""
+        print(f"{property_name:24}{count:10.5g}{limit}")
+    path, names = vaguest_file(package)
+    if names:
+        listed = ", ".join(f"{name} {count}" for name, count in names.most_common())
+        print(f"vague names of {path.relative_to(package)}: {listed}")
 
 
 if __name__ == "__main__":
