@@ -4,7 +4,6 @@
 """Scores of predictive uncertainty; :mod:`pyro_radial.uncertainty.plots` draws them."""
 
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
-from pyro_radial.uncertainty.conformal import ConformalIntervals, ConformalSets
 from pyro_radial.uncertainty.evaluate import evaluate
 from pyro_radial.uncertainty.intervals import (
     crps_from_draws,
@@ -16,8 +15,6 @@ from pyro_radial.uncertainty.referral import referral_curve
 from pyro_radial.uncertainty.temperature import TemperatureScaling
 
 __all__ = [
-    "ConformalIntervals",
-    "ConformalSets",
     "TemperatureScaling",
     "auroc",
     "crps_from_draws",

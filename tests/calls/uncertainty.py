@@ -12,8 +12,6 @@ from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import (
-    ConformalIntervals,
-    ConformalSets,
     TemperatureScaling,
     quantile_calibration,
     referral_curve,
@@ -116,28 +114,6 @@ ROWS = [
         lambda: regression() | dict(test=(X, Y), ood=10 * X, num_samples=4, method="linearized"),
         dict(test={"nan targets": (X, Y * NAN)}),
         takes=dict(ood=("a dimension too few",)),
-    ),
-    Row("uncertainty.ConformalSets", lambda: dict(level=0.9, threshold=0.8)),
-    Row(
-        "uncertainty.ConformalSets.fit",
-        lambda: dict(probs=PROBS, labels=LABELS, level=0.7),
-        dict(probs=some(PROBS[:3]), level={"few": 0.9}),
-    ),
-    Row("uncertainty.ConformalSets.__call__", lambda: dict(probs=PROBS), on=lambda: ConformalSets(0.9, 0.5, "lac")),
-    Row(
-        "uncertainty.ConformalIntervals",
-        lambda: dict(level=0.9, threshold=torch.ones(1)),
-        takes=dict(threshold=("no rows", "a dimension too few")),
-    ),
-    Row(
-        "uncertainty.ConformalIntervals.fit",
-        lambda: dict(prediction=gaussian(), targets=torch.arange(4.0), level=0.7),
-        dict(targets=targets, level={"few": 0.9}),
-    ),
-    Row(
-        "uncertainty.ConformalIntervals.__call__",
-        lambda: dict(prediction=gaussian(2)),
-        on=lambda: ConformalIntervals(0.9, torch.tensor([2.0]), "normalized"),
     ),
     Row(
         "uncertainty.plots.plot_reliability",
