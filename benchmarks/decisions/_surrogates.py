@@ -24,9 +24,10 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from benchmarks.decisions._process_model import ProcessModel
 from benchmarks.decisions._refits import Refits
 from pyro_radial import BayesianModule, SupervisedModel
-from pyro_radial.botorch import FunctionDraws, ProcessModel
+from pyro_radial.botorch import FunctionDraws
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, function_space_laplace
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.nn.likelihoods import Gaussian
@@ -194,7 +195,7 @@ Surrogate = NetworkSurrogate | LaplaceSurrogate | GaussianProcessSurrogate | Ran
 
 def thompson(surrogate: Surrogate, num_inputs: int) -> AcquisitionFunction:
     """One draw of the function."""
-    return PosteriorMean(surrogate.draws(1).one())
+    return PosteriorMean(surrogate.draws(1).draw())
 
 
 def max_value_entropy(surrogate: Surrogate, num_inputs: int) -> AcquisitionFunction:

@@ -3,44 +3,27 @@
 
 """Calls of ``pyro_radial.botorch``."""
 
-import math
 from functools import cache
 
 import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.botorch import FunctionDraws, ProcessModel
-from pyro_radial.functional import PosteriorProcess
+from pyro_radial.botorch import FunctionDraws
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Row, some
 
-NAN = math.nan
 POINTS = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.9]]).double()
 
 
 @cache
-def network_and_guide():
-    bnn = BayesianModule(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double())
-    guide = AutoRadial(bnn)
-    guide.setup(POINTS)
-    return bnn, guide
-
-
-@cache
 def functions():
-    bnn = network_and_guide()[0]
+    bnn = BayesianModule(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double())
     model = SupervisedModel(bnn, likelihoods.Gaussian(num_data=3, scale=0.1))
     guide = AutoRadial(model)
     guide.setup(POINTS, POINTS[:, :1])
     return SampledNetwork(model, guide, num_samples=3)
-
-
-@cache
-def process():
-    bnn, guide = network_and_guide()
-    return PosteriorProcess(bnn, guide.posterior())
 
 
 ROWS = [
@@ -58,23 +41,9 @@ ROWS = [
         on=lambda: FunctionDraws(functions()),
     ),
     Row(
-        "botorch.FunctionDraws.one",
+        "botorch.FunctionDraws.draw",
         lambda: dict(index=1),
         dict(index={"too large": 3}),
         on=lambda: FunctionDraws(functions()),
-    ),
-    Row(
-        "botorch.ProcessModel",
-        lambda: dict(process=process()),
-    ),
-    Row(
-        "botorch.ProcessModel.posterior",
-        lambda: dict(X=POINTS),
-        dict(
-            X=some(torch.rand(3, 3).double()),
-            observation_noise=some(torch.rand(3, 5), -torch.ones(3, 1).double(), torch.full((3, 1), NAN).double()),
-        ),
-        takes=dict(X=("no rows",)),
-        on=lambda: ProcessModel(process()),
     ),
 ]

@@ -131,8 +131,7 @@ PROMISES = {
     "directions": lambda scope: (kl_to_uniform(scope["direction"]).diff() > 0).all(),
     # A coverage on 500 rows has a standard error of 0.013, and the 500 calibration rows add as much.
     "judging": lambda scope: all(
-        abs(scope[coverage] - 0.9) < 0.08
-        for coverage in ("set_coverage", "interval_coverage", "network_coverage")
+        abs(scope[coverage] - 0.9) < 0.08 for coverage in ("set_coverage", "interval_coverage", "network_coverage")
     ),
     # Always predicting no force has an error of 1.15.
     "several_outputs": lambda scope: (
