@@ -84,7 +84,7 @@ def compiled(program: Program, *, compile: bool) -> CompiledSVI:
 
 def outcome(svi: CompiledSVI, errors: list[float]) -> Row:
     """The largest error, and why steps run eagerly."""
-    return {"error": f"{max(errors):.1e}", "eagerly": "; ".join(svi.graphs.eager_because)}
+    return {"error": f"{max(errors):.1e}", "eagerly": "; ".join(svi.graphs.eager_reasons)}
 
 
 def changed(name: str) -> Row:

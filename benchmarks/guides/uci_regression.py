@@ -126,7 +126,7 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row) -> R
     steps_per_epoch = -(-len(x) // setting["batch_size"])
     epochs = setting.get("epochs") or setting["max_steps"] // steps_per_epoch
     adam = partial(torch.optim.Adam, lr=setting["learning_rate"])
-    natural = NaturalGradient(others=adam)
+    natural = NaturalGradient(other_optim=adam)
     with without_advice_on_widths():
         fit(
             model,

@@ -217,10 +217,10 @@ def optimizer(setting: Setting, num_data: int) -> Any:
         unit = own if setting.hess_init is None else setting.hess_init + least
         rate = setting.rate if setting.lr is None else setting.lr * unit
         beta2 = 1.0 - setting.hess_rate if setting.hess_rate else None
-        others = {}
+        other_optim = {}
         if setting.others_rate:
-            others["others"] = pyro.optim.SGD(_sgd_options(setting.others_rate, num_data))
-        return NaturalGradient(rate, hess_init=setting.hess_init, beta2=beta2, **others)
+            other_optim["other_optim"] = pyro.optim.SGD(_sgd_options(setting.others_rate, num_data))
+        return NaturalGradient(rate, hess_init=setting.hess_init, beta2=beta2, **other_optim)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate

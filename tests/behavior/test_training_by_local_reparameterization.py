@@ -20,7 +20,7 @@ from pyro_radial import (
     fit,
 )
 from pyro_radial.infer import diagnose
-from pyro_radial.infer.step.not_finite import not_finite_parts
+from pyro_radial.infer.step.not_finite import find_not_finite
 from pyro_radial.nn import likelihoods
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.local_reparameterization import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression
@@ -107,7 +107,7 @@ def test_what_is_not_drawn_is_no_culprit_of_a_loss_that_is_not_finite(loss):
     model = regression(mlp())
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    (culprit,) = not_finite_parts(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
+    (culprit,) = find_not_finite(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
     assert "y" in culprit
     assert "weight" not in culprit
 

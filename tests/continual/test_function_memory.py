@@ -168,7 +168,7 @@ def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):
         assert error <= 1e-6
         values.append(value)
     assert values[0] != values[1]
-    assert not captured.eager_because
+    assert not captured.eager_reasons
     assert len(captured.recordings) == 1
 
 
@@ -177,7 +177,7 @@ def test_heads_in_turn_are_no_graph():
     captured = Graphed(one, guide, FunctionChainELBO(kept), compile=False)
     with pytest.warns(UserWarning, match="the heads of kept functions take turns"):
         captured((X, Y), {})
-    assert captured.eager_because
+    assert captured.eager_reasons
 
 
 @pytest.mark.parametrize(

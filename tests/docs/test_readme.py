@@ -104,7 +104,7 @@ def test_a_posterior_of_the_last_layer_mends_a_network_that_learned_wrong_labels
 def test_compiled_steps_find_the_offsets_on_graphs_alone(run):
     scope, _ = run("Any Pyro model, faster")
     assert scope["svi"].compiled
-    assert not scope["svi"].eager_because
+    assert not scope["svi"].eager_reasons
     posterior = scope["groups_guide"].posterior()
     weights = torch.zeros(20)
     weights[:2] = torch.tensor([1.0, -1.0])

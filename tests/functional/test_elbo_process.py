@@ -180,7 +180,7 @@ def test_a_step_under_a_recorded_graph_is_the_step_as_it_is(make):
         assert terms.weight_space_kl_by_site.keys() == as_it_is.weight_space_kl_by_site.keys()
         torch.testing.assert_close(terms.weight_space_kl, as_it_is.weight_space_kl)
         torch.testing.assert_close(terms.loss, value)
-    assert not captured.eager_because
+    assert not captured.eager_reasons
     assert len(captured.recordings) == 1
 
 

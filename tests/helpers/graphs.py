@@ -20,15 +20,15 @@ class Graphed:
     def __call__(self, args, kwargs=None, *, gradients=True):
         assert not kwargs
         self.latest = evaluated(Program(self.model, self.guide, self.loss, args), self.graphs, gradients=gradients)
-        return self.latest.loss, self.latest.with_gradients()
+        return self.latest.loss, self.latest.parameters_with_gradients()
 
     @property
     def recordings(self):
         return self.graphs.recordings
 
     @property
-    def eager_because(self):
-        return self.graphs.eager_because
+    def eager_reasons(self):
+        return self.graphs.eager_reasons
 
     @property
     def parameters(self):
@@ -36,4 +36,4 @@ class Graphed:
 
     @property
     def replayed(self):
-        return self.latest.way != AS_IT_IS
+        return self.latest.mode != AS_IT_IS

@@ -155,6 +155,6 @@ class Training:
         keys = jax.random.split(jax.random.PRNGKey(self.seed), draws)
         return sum(float(self.evaluate(self.state._replace(rng_key=key), *self.args)) for key in keys) / draws
 
-    def eager_because(self) -> list[str]:
+    def eager_reasons(self) -> list[str]:
         """Everything is compiled."""
         return []

@@ -174,6 +174,6 @@ class Training:
         with torch.no_grad():
             return sum(float(self.loss.loss(self.model, self.guide, *self.args)) for _ in range(draws)) / draws
 
-    def eager_because(self) -> list[str]:
+    def eager_reasons(self) -> list[str]:
         """Why compiled steps are none."""
-        return self.svi.graphs.eager_because if isinstance(self.svi, CompiledSVI) else []
+        return self.svi.graphs.eager_reasons if isinstance(self.svi, CompiledSVI) else []

@@ -35,7 +35,7 @@ def main(name: str, contender: str, form: str) -> None:
         if line.strip() == "compile":
             answer: Any = run.compile()
         elif line.strip() == "final":
-            answer = {"loss": run.final(DRAWS), "eagerly": "; ".join(run.eager_because())}
+            answer = {"loss": run.final(DRAWS), "eagerly": "; ".join(run.eager_reasons())}
         else:
             run.steps(int(line))
             answer = {"cpu": time.process_time() - start}

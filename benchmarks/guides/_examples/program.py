@@ -59,7 +59,7 @@ def compared(program: Program, graphs: Graphs, seed: int = 3, before: Callable[[
     with kept(program.model, program.loss):
         pyro.set_rng_seed(seed)
         evaluation = evaluated(program, graphs)
-    pairs = evaluation.with_gradients()
+    pairs = evaluation.parameters_with_gradients()
     parameters = [parameter for parameter, _ in pairs]
     before()
     pyro.set_rng_seed(seed)

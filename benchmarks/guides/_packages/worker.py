@@ -115,7 +115,7 @@ class Training:
             found |= {
                 "recorded": bool(self.svi.compiled),
                 "graphs": self.svi.num_graphs,
-                "because": "; ".join(self.svi.eager_because),
+                "because": "; ".join(self.svi.eager_reasons),
             }
         return found
 

@@ -48,27 +48,28 @@ class GuideOptim(ABC):
 class GraphOptimizer(Optimizer, ABC):
     """An optimizer with a step that a graph of the loss can take.
 
-    ``others`` is an ordinary optimizer of further parameters, or None, and ``moved`` has the tensors that :meth:`move`
-    changes. While ``stopped``, a 0-d tensor, is not zero, nothing moves.
+    A graph takes the step by :meth:`update_in_graph`, and :meth:`count_step` counts it on the host afterwards.
+    ``changed_tensors`` are the tensors that such a step changes. While ``stopped``, a 0-d tensor, is not zero, a step
+    changes nothing. ``other_optimizer`` is an ordinary optimizer of further parameters, or None.
     """
 
-    others: Optimizer | None
-    moved: list[Tensor]
+    other_optimizer: Optimizer | None
+    changed_tensors: list[Tensor]
     stopped: Tensor
 
     @abstractmethod
     def write_rates(self) -> None:
-        """Write the rates of the next step where :meth:`move` reads them."""
+        """Write the rates of the next step where :meth:`update_in_graph` reads them."""
 
     @abstractmethod
-    def move(
+    def update_in_graph(
         self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
     ) -> frozenset[int]:
         """Move parameters by operations that a graph can record, and return their ids."""
 
     @abstractmethod
-    def count(self) -> None:
-        """Count a step that :meth:`move` has taken."""
+    def count_step(self) -> None:
+        """Count a step that :meth:`update_in_graph` has taken."""
 
     @abstractmethod
     def parameters_to_clip(self) -> list[Tensor]:
@@ -97,7 +98,7 @@ class JointOptimizer:
         self._clip_norm = clip_norm
         self.optimizer: Optimizer | None = None
         # The parameters by id, kept alive so that no other gets the id.
-        self._known: dict[int, Tensor] = {}
+        self._adopted: dict[int, Tensor] = {}
         self._scheduler: Any = None
         if isinstance(optim, Optimizer):
             check_no_closure(optim)
@@ -109,30 +110,30 @@ class JointOptimizer:
         """Add the parameters that are new."""
         if isinstance(self._optim, Optimizer | GuideOptim):
             return
-        new: dict[str, Tensor] = {}
+        new_parameters: dict[str, Tensor] = {}
         for name, parameter in parameters.items():
-            if id(parameter) not in self._known:
-                new[name] = parameter
-        if not new:
+            if id(parameter) not in self._adopted:
+                new_parameters[name] = parameter
+        if not new_parameters:
             return
-        for parameter in new.values():
-            self._known[id(parameter)] = parameter
+        for parameter in new_parameters.values():
+            self._adopted[id(parameter)] = parameter
         optim: Any = self._optim
         if self.optimizer is None:
-            self.optimizer = make_optimizer(optim, new)
+            self.optimizer = make_optimizer(optim, new_parameters)
             if isinstance(optim, PyroLRScheduler):
                 self._scheduler = optim.pt_scheduler_constructor(self.optimizer, **optim.kwargs)
                 # One entry for all parameters, where Pyro has one for each.
-                optim.optim_objs[next(iter(new.values()))] = self._scheduler
+                optim.optim_objs[next(iter(new_parameters.values()))] = self._scheduler
         elif not isinstance(optim, PyroOptim):
-            self.optimizer.add_param_group({"params": list(new.values())})
+            self.optimizer.add_param_group({"params": list(new_parameters.values())})
         else:
-            other = make_optimizer(optim, new)
+            new_optimizer = make_optimizer(optim, new_parameters)
             if self._scheduler is not None:
-                for group in other.param_groups:
+                for group in new_optimizer.param_groups:
                     group["initial_lr"] = group["lr"]
                     self._scheduler.base_lrs.append(group["lr"])
-            _join(self.optimizer, other)
+            _take_over_groups(self.optimizer, new_optimizer)
 
     def start(self, model: Model, guide: Any, args: Args, kwargs: Kwargs) -> None:
         """Make an optimizer that depends on the model and the guide before the first loss."""
@@ -154,20 +155,20 @@ class JointOptimizer:
         self.adopt(parameters)
         add_gradients(gradients)
 
-    def apply(self, *, moved: bool = False, stepped: bool = False) -> None:
+    def apply(self, *, updated_in_graph: bool = False, stepped: bool = False) -> None:
         """Take a step on the gradients; parameters without a gradient do not change.
 
-        :param moved: whether a graph has done the part of a :class:`GraphOptimizer`.
+        :param updated_in_graph: whether a graph has done the part of a :class:`GraphOptimizer`.
         :param stepped: whether a graph has taken the whole step.
         """
         optimizer = self.optimizer
         if optimizer is None:
             return
-        if moved or stepped:
+        if updated_in_graph or stepped:
             if isinstance(optimizer, GraphOptimizer):
-                optimizer.count()
-                if optimizer.others is not None and not stepped:
-                    optimizer.others.step()
+                optimizer.count_step()
+                if optimizer.other_optimizer is not None and not stepped:
+                    optimizer.other_optimizer.step()
             mark_stepped(optimizer)
             return
         if self._clip_norm is not None:
@@ -233,8 +234,8 @@ def _fuse_on_cuda(optimizer: Optimizer) -> Optimizer:
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         # None leaves the choice to torch; False is a choice.
-        chosen = group.get("foreach") is not None or group.get("fused") is not None
-        if chosen or any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
+        is_chosen = group.get("foreach") is not None or group.get("fused") is not None
+        if is_chosen or any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
             return optimizer
         groups.append({**group, "fused": True})
     return kind(groups, fused=True)
@@ -265,31 +266,31 @@ def _make_from_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optim
     constructor: Any = optim.pt_optim_constructor
     fused = _fused_setting(constructor, names, parameters.values())
     # The constructor checks the settings of each group and fills in its own defaults.
-    first, *others = (
+    joint_optimizer, *group_optimizers = (
         constructor(members, **settings, **fused) for settings, members in groups or [({}, [])]
     )
-    check_no_closure(first)
-    for other in others:
-        _join(first, other)
-    return first
+    check_no_closure(joint_optimizer)
+    for group_optimizer in group_optimizers:
+        _take_over_groups(joint_optimizer, group_optimizer)
+    return joint_optimizer
 
 
 def _members_with(
     settings: dict[str, Any], groups: list[tuple[dict[str, Any], list[Tensor]]]
 ) -> list[Tensor]:
     """Return the members of the group with these settings, which is added if there is none."""
-    for known, members in groups:
-        if known == settings:
+    for group_settings, members in groups:
+        if group_settings == settings:
             return members
     groups.append((settings, []))
     return groups[-1][1]
 
 
-def _join(optimizer: Optimizer, other: Optimizer) -> None:
+def _take_over_groups(optimizer: Optimizer, second_optimizer: Optimizer) -> None:
     """Take over another optimizer's groups, with the state that some optimizers create at once."""
-    for group in other.param_groups:
+    for group in second_optimizer.param_groups:
         optimizer.add_param_group(group)
-    optimizer.state.update(other.state)
+    optimizer.state.update(second_optimizer.state)
 
 
 def unconstrained_parameters(*traces: Trace) -> dict[str, Tensor]:
@@ -372,21 +373,21 @@ def initial_rates(optimizer: Optimizer) -> list[float | None]:
 def change_rates(
     optimizer: Optimizer,
     scheduler: Any,
-    before: list[Any],
-    now: list[Any],
+    saved_rates: list[Any],
+    rates: list[Any],
     path: Path,
 ) -> None:
     """Resume at other learning rates, with a warning; a rate that has decayed becomes the new rate, decayed as far."""
-    if before == now:
+    if saved_rates == rates:
         return
     warnings.warn(
-        f"checkpoint {path} was made with lr={_rates_in_words(before)}, this run resumes with "
-        f"lr={_rates_in_words(now)}",
+        f"checkpoint {path} was made with lr={_rates_in_words(saved_rates)}, this run resumes with "
+        f"lr={_rates_in_words(rates)}",
         stacklevel=4,
     )
-    for group, old, new in zip(optimizer.param_groups, before, now, strict=True):
+    for group, saved_rate, rate in zip(optimizer.param_groups, saved_rates, rates, strict=True):
         for name in {"lr", "initial_lr"} & group.keys():
-            group[name] = group[name] * (new / old) if old else new
+            group[name] = group[name] * (rate / saved_rate) if saved_rate else rate
     _start_from(scheduler, [group.get("initial_lr") for group in optimizer.param_groups])
 
 
@@ -397,8 +398,8 @@ def _rates_in_words(rates: Iterable[float | None]) -> str:
 def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
     """Check a saved state for torch's fused steps, which check no shape, and give it the parameters' strides."""
     is_fused: list[bool] = []
-    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        is_fused += [bool(other.get("fused"))] * len(group["params"])
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        is_fused += [bool(saved_group.get("fused"))] * len(group["params"])
     parameters = optimizer_parameters(optimizer)
     for number, state in saved["state"].items():
         if not is_fused[number]:
@@ -419,5 +420,5 @@ def _start_from(scheduler: Any, rates: Sequence[float | None]) -> None:
     """Give a scheduler, and the schedulers that it consists of, the rates that it multiplies."""
     if hasattr(scheduler, "base_lrs"):
         scheduler.base_lrs = list(rates)
-    for part in getattr(scheduler, "_schedulers", ()):
-        _start_from(part, rates)
+    for inner_scheduler in getattr(scheduler, "_schedulers", ()):
+        _start_from(inner_scheduler, rates)

@@ -108,7 +108,7 @@ class NaturalGradient(GuideOptim):
         with N the number of data and s the prior's standard deviation; by default they start where the guide has them.
     :param float beta1: the decay of the average of gradients.
     :param float beta2: the decay of the average of curvatures in the published algorithm.
-    :param others: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
+    :param other_optim: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
     :raises ValueError: for a number out of range, a guide without normal or radial sites, or an unknown number of data.
 
     Example::
@@ -130,19 +130,19 @@ class NaturalGradient(GuideOptim):
         hess_init: float | None = None,
         beta1: float = 0.9,
         beta2: float | None = None,
-        others: Optim = DEFAULT_OPTIM,
+        other_optim: Optim = DEFAULT_OPTIM,
     ) -> None:
         usual = LR if beta2 is None else LR_AS_PUBLISHED
         self.lr = usual if lr is None else positive_float("lr", lr)
         self.hess_init = optional(positive_float, "hess_init", hess_init)
-        self.beta1 = _decay("beta1", beta1)
-        self.beta2 = optional(_decay, "beta2", beta2)
-        check_optim(others, "others")
-        if isinstance(others, GuideOptim):
+        self.beta1 = _checked_decay("beta1", beta1)
+        self.beta2 = optional(_checked_decay, "beta2", beta2)
+        check_optim(other_optim, "other_optim")
+        if isinstance(other_optim, GuideOptim):
             raise ValueError(
-                f"others must be an optimizer of any parameters, got {type(others).__name__}"
+                f"other_optim must be an optimizer of any parameters, got {type(other_optim).__name__}"
             )
-        self.others = others
+        self.other_optim = other_optim
 
     def optimizer(
         self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any
@@ -164,39 +164,50 @@ class NaturalGradient(GuideOptim):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
         sites: list[SiteState] = []
-        parts = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
-        for part in parts:
-            found: dict[str, LocScaleSite] = {}
-            for name, site in part.loc_scale_sites().items():
+        site_guides = [
+            site_guide for site_guide in submodules(guide) if isinstance(site_guide, AutoPerSite)
+        ]
+        for site_guide in site_guides:
+            global_sites: dict[str, LocScaleSite] = {}
+            for name, site in site_guide.loc_scale_sites().items():
                 if not _is_local(trace.nodes[name]):
-                    found[name] = site
-            num_data = _known_num_data(model, trace)
+                    global_sites[name] = site
+            num_data = _checked_num_data(model, trace)
             if self.hess_init is not None:
-                self._set_widths(part, found, trace, num_data * self.hess_init)
-            for name, site in found.items():
+                self._set_widths(site_guide, global_sites, trace, num_data * self.hess_init)
+            for name, site in global_sites.items():
                 sites.append(SiteState.of(name, site))
         if not sites:
             families: dict[str, str] = {}
-            for part in parts:
-                for name, family in part.chosen_families().items():
+            for site_guide in site_guides:
+                for name, family in site_guide.chosen_families().items():
                     families[name] = type(family).__name__
             raise ValueError(
                 f"guide must have a site with a normal or radial family, got {families or type(guide).__name__}; use "
                 "another optimizer"
             )
-        own = set(map(id, _locs_and_scales(sites)))
-        every = {
+        site_parameter_ids = set(map(id, _locs_and_scales(sites)))
+        all_parameters = {
             **dict(TermsELBO()(model, guide).named_parameters()),
             **unconstrained_parameters(drawn, trace),
         }
         # Each parameter under one name.
-        rest: dict[int, tuple[str, Tensor]] = {}
-        for name, parameter in every.items():
-            if parameter.requires_grad and id(parameter) not in own:
-                rest[id(parameter)] = name, parameter
-        others = make_optimizer(self.others, dict(rest.values())) if rest else None
+        other_parameters: dict[int, tuple[str, Tensor]] = {}
+        for name, parameter in all_parameters.items():
+            if parameter.requires_grad and id(parameter) not in site_parameter_ids:
+                other_parameters[id(parameter)] = name, parameter
+        other_optimizer = (
+            make_optimizer(self.other_optim, dict(other_parameters.values()))
+            if other_parameters
+            else None
+        )
         return NaturalGradientOptimizer(
-            sites, others, lr=self.lr, beta1=self.beta1, beta2=self.beta2, settling=SETTLING_STEPS
+            sites,
+            other_optimizer,
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            settling=SETTLING_STEPS,
         )
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LambdaLR:
@@ -269,29 +280,29 @@ class SiteState(NamedTuple):
     per_stddev: float
 
     @classmethod
-    def of(cls, name: str, found: LocScaleSite) -> "SiteState":
+    def of(cls, name: str, site: LocScaleSite) -> "SiteState":
         """Return the parameters of a site, with nothing remembered."""
-        to_scale = transform_to(found.family.scale_constraint)
-        marks = found.loc.new_zeros(MARKS, 2)
-        marks[:, 1] = to_scale(found.scale.detach()).log().mean()
+        to_scale = transform_to(site.family.scale_constraint)
+        marks = site.loc.new_zeros(MARKS, 2)
+        marks[:, 1] = to_scale(site.scale.detach()).log().mean()
         return cls(
             name,
-            found.loc,
-            found.scale,
-            average=torch.zeros_like(found.loc),
-            square=torch.zeros_like(found.loc),
-            recent=found.loc.detach().clone(),
-            width_square=torch.zeros_like(found.scale),
+            site.loc,
+            site.scale,
+            average=torch.zeros_like(site.loc),
+            square=torch.zeros_like(site.loc),
+            recent=site.loc.detach().clone(),
+            width_square=torch.zeros_like(site.scale),
             marks=marks,
             to_scale=to_scale,
-            per_stddev=found.family.scale_of(found.site, 1.0),
+            per_stddev=site.family.scale_of(site.site, 1.0),
         )
 
     def changed_by_steps(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
         return [self.loc, self.scale, self.average, self.square, self.recent, self.width_square]
 
-    def memory(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the optimizer's state."""
         return {
             "average": self.average,
@@ -301,26 +312,26 @@ class SiteState(NamedTuple):
             "marks": self.marks,
         }
 
-    def _with_present(self, sum_of_rates: float) -> Tensor:
+    def _marks_and_current(self, sum_of_rates: float) -> Tensor:
         """Return the marks and one of the present widths."""
         log_scale = self.to_scale(self.scale).log().mean()
-        present = torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])
-        return torch.cat([self.marks, present[None]])
+        current_mark = torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])
+        return torch.cat([self.marks, current_mark[None]])
 
     def mark(self, sum_of_rates: float) -> None:
         """Replace the oldest mark by one of the present widths."""
-        self.marks.copy_(self._with_present(sum_of_rates)[1:])
+        self.marks.copy_(self._marks_and_current(sum_of_rates)[1:])
 
     def pull(self, sum_of_rates: float) -> float:
         """Return the mean of dL / d log(scale) over the last third of the steps, or zero where noise may explain it."""
-        changes = self._with_present(sum_of_rates).double().diff(dim=0)
-        rates, moved = changes[changes[:, 0] > 0].unbind(-1)
+        changes = self._marks_and_current(sum_of_rates).double().diff(dim=0)
+        rates, log_scale_changes = changes[changes[:, 0] > 0].unbind(-1)
         if len(rates) < MARKS - 1:
             return 0.0
         # A step of log(scale) is half of a step of log(variance).
-        pulls = -2.0 * moved / rates
+        pulls = -2.0 * log_scale_changes / rates
         error = float(pulls.std()) / math.sqrt(len(pulls))
-        mean = float(-2.0 * moved.sum() / rates.sum())
+        mean = float(-2.0 * log_scale_changes.sum() / rates.sum())
         return mean if abs(mean) > 4.0 * error else 0.0
 
 
@@ -340,44 +351,45 @@ class StepRates(NamedTuple):
 class NaturalGradientOptimizer(GraphOptimizer):
     """The optimizer that :meth:`NaturalGradient.optimizer` makes.
 
-    :meth:`move` is its step as operations on tensors alone. A step takes it, or a graph of the loss, and :meth:`count`
+    :meth:`update_in_graph` is its step as operations on tensors alone. A step takes it, or a graph of the loss, and
+    :meth:`count_step`
     follows either.
     """
 
     def __init__(
-        self, sites: Sequence[SiteState], others: Optimizer | None, **settings: Any
+        self, sites: Sequence[SiteState], other_optimizer: Optimizer | None, **settings: Any
     ) -> None:
         super().__init__(_locs_and_scales(sites), settings)
         self._sites = sites
         #: The optimizer of other parameters, which shares the groups and the state of this one.
-        self.others = others
-        #: The tensors that :meth:`move` changes.
-        self.moved = []
+        self.other_optimizer = other_optimizer
+        #: The tensors that :meth:`update_in_graph` changes.
+        self.changed_tensors = []
         for site in sites:
             counts = {"steps": 0, "width_steps": 0, "sum_of_rates": 0.0}
-            self.state[site.loc] = {**counts, **site.memory()}
-            self.moved += site.changed_by_steps()
+            self.state[site.loc] = {**counts, **site.state_tensors()}
+            self.changed_tensors += site.changed_by_steps()
         loc = sites[0].loc
-        #: A 0-d tensor; while it is not zero, :meth:`move` changes nothing.
+        #: A 0-d tensor; while it is not zero, :meth:`update_in_graph` changes nothing.
         self.stopped = loc.new_zeros((), dtype=torch.float32)
-        # The rates of the step that :meth:`move` takes, and where it reads them: a row for each site.
+        # The rates of the step that :meth:`update_in_graph` takes, and where it reads them: a row for each site.
         self._written: list[StepRates] = []
-        self._numbers = loc.new_zeros(
+        self._rates = loc.new_zeros(
             len(sites), len(StepRates._fields), dtype=accumulation_dtype(loc)
         )
-        if others is not None:
-            self.defaults["others"] = (
-                f"{type(others).__name__}({ {**others.defaults, 'lr': None} })"
+        if other_optimizer is not None:
+            self.defaults["other_optim"] = (
+                f"{type(other_optimizer).__name__}({ {**other_optimizer.defaults, 'lr': None} })"
             )
-            self.param_groups += others.param_groups
-            self.state.update(others.state)
-            self._share()
+            self.param_groups += other_optimizer.param_groups
+            self.state.update(other_optimizer.state)
+            self._share_groups()
 
-    def _share(self) -> None:
+    def _share_groups(self) -> None:
         """Let the ordinary optimizer use the groups and the state of this one."""
-        if self.others is not None:
-            self.others.param_groups = self.param_groups[1:]
-            self.others.state = self.state
+        if self.other_optimizer is not None:
+            self.other_optimizer.param_groups = self.param_groups[1:]
+            self.other_optimizer.state = self.state
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -386,9 +398,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
         for site in self._sites:
             # Graphs hold the tensors.
             loaded = self.state[site.loc]
-            for name, tensor in site.memory().items():
+            for name, tensor in site.state_tensors().items():
                 loaded[name] = tensor.copy_(loaded[name])
-        self._share()
+        self._share_groups()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -398,30 +410,34 @@ class NaturalGradientOptimizer(GraphOptimizer):
             with torch.enable_grad():
                 loss = closure()
         gradients: list[tuple[Tensor | None, Tensor | None]] = []
-        moved: list[tuple[bool, bool]] = []
+        have_gradients: list[tuple[bool, bool]] = []
         for site in self._sites:
             gradients.append((site.loc.grad, site.scale.grad))
-            moved.append((site.loc.grad is not None, site.scale.grad is not None))
+            have_gradients.append((site.loc.grad is not None, site.scale.grad is not None))
         rates = self._next_rates()
-        self._update(gradients, rates, {})
-        self._count(moved, rates)
-        if self.others is not None:
-            self.others.step()
+        self._update_sites(gradients, rates, {})
+        self._count_steps(have_gradients, rates)
+        if self.other_optimizer is not None:
+            self.other_optimizer.step()
         return loss
 
     @torch.no_grad()
-    def count(self) -> None:
-        """Count a step that :meth:`move` has taken."""
-        self._count([(True, True)] * len(self._sites), self._written)
+    def count_step(self) -> None:
+        """Count a step that :meth:`update_in_graph` has taken."""
+        self._count_steps([(True, True)] * len(self._sites), self._written)
 
-    def _count(self, moved: Sequence[tuple[bool, bool]], rates: Sequence[StepRates]) -> None:
+    def _count_steps(
+        self, updated: Sequence[tuple[bool, bool]], rates: Sequence[StepRates]
+    ) -> None:
         """Count a step of the locations and scales that have moved."""
-        for site, (loc_moved, scale_moved), own in zip(self._sites, moved, rates, strict=True):
+        for site, (loc_updated, scale_updated), site_rates in zip(
+            self._sites, updated, rates, strict=True
+        ):
             state = self.state[site.loc]
-            state["steps"] += loc_moved
-            if scale_moved:
+            state["steps"] += loc_updated
+            if scale_updated:
                 state["width_steps"] += 1
-                state["sum_of_rates"] += own.width
+                state["sum_of_rates"] += site_rates.width
                 if is_marked(state["width_steps"]):
                     site.mark(state["sum_of_rates"])
 
@@ -433,24 +449,24 @@ class NaturalGradientOptimizer(GraphOptimizer):
     @torch.no_grad()
     def pulls(self) -> dict[str, float]:
         """Return dL / d log(scale) for each weight of the sites with widths on their way; positive where too wide."""
-        found: dict[str, float] = {}
+        pulls: dict[str, float] = {}
         for site in self._sites:
             state = self.state[site.loc]
             pull = site.pull(state["sum_of_rates"]) if state["width_steps"] >= FEWEST_STEPS else 0.0
             if abs(pull) > MOST_PULL:
-                found[site.name] = pull
-        return found
+                pulls[site.name] = pull
+        return pulls
 
     def write_rates(self) -> None:
-        """Write the rates of the next step where :meth:`move` reads them."""
+        """Write the rates of the next step where :meth:`update_in_graph` reads them."""
         rates = self._written = self._next_rates()
         rows = rates[:1] if rates.count(rates[0]) == len(rates) else rates
-        pinned = self._numbers.is_cuda
-        numbers = torch.tensor(rows, dtype=self._numbers.dtype, device="cpu", pin_memory=pinned)
-        self._numbers.copy_(numbers, non_blocking=True)
+        pinned = self._rates.is_cuda
+        numbers = torch.tensor(rows, dtype=self._rates.dtype, device="cpu", pin_memory=pinned)
+        self._rates.copy_(numbers, non_blocking=True)
 
     @torch.no_grad()
-    def move(
+    def update_in_graph(
         self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
     ) -> frozenset[int]:
         """Move all sites at the rates of :meth:`write_rates`, by operations that a graph can record.
@@ -470,10 +486,10 @@ class NaturalGradientOptimizer(GraphOptimizer):
                 return frozenset()
             clean.append((torch.where(finite, by_loc, 0.0), torch.where(finite, by_scale, 0.0)))
         rates: list[StepRates] = []
-        rows = torch.where(finite, self._numbers, 0.0).unbind()
+        rows = torch.where(finite, self._rates, 0.0).unbind()
         for site, row in zip(self._sites, rows, strict=True):
             rates.append(StepRates(*row.to(site.loc).unbind()))
-        self._update(clean, rates, scales)
+        self._update_sites(clean, rates, scales)
         return frozenset(map(id, _locs_and_scales(self._sites)))
 
     def _next_rates(self) -> list[StepRates]:
@@ -493,9 +509,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
         """Return the numbers of the step after so many steps of means and of widths."""
         group = self.param_groups[0]
         beta2 = group["beta2"]
-        share = 1.0 - group["beta1"]
+        gradient_weight = 1.0 - group["beta1"]
         # The weights of the gradients so far in the averages, as in Adam.
-        of_average = 1.0 - (1.0 - share) ** (steps + 1)
+        of_average = 1.0 - (1.0 - gradient_weight) ** (steps + 1)
         of_square = 1.0 - (1.0 - SQUARE_SHARE) ** (steps + 1)
         of_widths = 1.0 - (1.0 - SQUARE_SHARE) ** (width_steps + 1)
         loc = group["lr"] / of_average
@@ -507,10 +523,10 @@ class NaturalGradientOptimizer(GraphOptimizer):
             width = 1.0 - beta2
             limit = MOST_LIMIT
         return StepRates(
-            loc, width, limit * math.sqrt(of_widths), share, SQUARE_SHARE, RECENT_SHARE
+            loc, width, limit * math.sqrt(of_widths), gradient_weight, SQUARE_SHARE, RECENT_SHARE
         )
 
-    def _update(
+    def _update_sites(
         self,
         gradients: Sequence[tuple[Tensor | None, Tensor | None]],
         rates: Sequence[StepRates],
@@ -518,19 +534,19 @@ class NaturalGradientOptimizer(GraphOptimizer):
     ) -> None:
         """Move all sites with a gradient, from the gradients of each ``loc`` and ``scale``."""
         published = self.param_groups[0]["beta2"] is not None
-        for site, (by_loc, by_scale), own in zip(self._sites, gradients, rates, strict=True):
+        for site, (by_loc, by_scale), site_rates in zip(self._sites, gradients, rates, strict=True):
             scale = scales.get(id(site.scale))
             if scale is None:
                 scale = site.to_scale(site.scale)
             variance = (scale / site.per_stddev).square()
             if by_scale is not None:
-                fall = _move_scale(site, by_scale, own, scale)
+                fall = _update_scale(site, by_scale, site_rates, scale)
                 if published:
                     variance = variance * torch.exp(-fall)
             if by_loc is not None and published:
-                _move_loc_as_published(site, by_loc, own, variance)
+                _update_loc_as_published(site, by_loc, site_rates, variance)
             elif by_loc is not None:
-                _move_loc(site, by_loc, own, variance)
+                _update_loc(site, by_loc, site_rates, variance)
 
 
 def width_rate(step: int, settling: float) -> float:
@@ -543,7 +559,7 @@ def is_marked(step: int) -> bool:
     """Return whether a step, counted from one, is a power of the eighth root of two, rounded up."""
     power = int(MARKS_PER_DOUBLING * math.log2(step))
     nearby = (power - 1, power, power + 1)
-    return any(step == math.ceil(2.0 ** (near / MARKS_PER_DOUBLING)) for near in nearby)
+    return any(step == math.ceil(2.0 ** (exponent / MARKS_PER_DOUBLING)) for exponent in nearby)
 
 
 def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
@@ -551,7 +567,7 @@ def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> T
     return scale * _inverse_slope(to_scale, unconstrained, scale)
 
 
-def _move_scale(site: SiteState, by_scale: Tensor, rates: StepRates, scale: Tensor) -> Tensor:
+def _update_scale(site: SiteState, by_scale: Tensor, rates: StepRates, scale: Tensor) -> Tensor:
     """Move a site's scales, and return the fall of the logarithm of its variances."""
     per_log = by_log_scale(site.to_scale, site.scale, scale)
     derivative = by_scale * per_log
@@ -562,7 +578,7 @@ def _move_scale(site: SiteState, by_scale: Tensor, rates: StepRates, scale: Tens
     return fall
 
 
-def _move_loc(site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tensor) -> None:
+def _update_loc(site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tensor) -> None:
     """Move a site's means by a step of Adam in units of its posterior and of the way that it came, or a smaller one."""
     site.average.lerp_(by_loc, rates.average)
     site.square.lerp_(by_loc.square(), rates.square)
@@ -574,7 +590,7 @@ def _move_loc(site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tenso
     site.loc.sub_(unit * site.average / (site.square.sqrt() + TINY) * rates.loc)
 
 
-def _move_loc_as_published(
+def _update_loc_as_published(
     site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tensor
 ) -> None:
     """Move a site's means by the average gradient times its variance."""
@@ -589,7 +605,7 @@ def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) ->
     return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
 
 
-def _decay(name: str, value: object) -> float:
+def _checked_decay(name: str, value: object) -> float:
     """Check the decay of an average."""
     return check_number(
         name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one"
@@ -608,9 +624,9 @@ def _is_local(node: Node) -> bool:
     return any((frame.full_size or frame.size) != frame.size for frame in node["cond_indep_stack"])
 
 
-def _known_num_data(model: Model, trace: Trace) -> int:
+def _checked_num_data(model: Model, trace: Trace) -> int:
     """Return the number of data, or raise a ``ValueError`` if the model does not say it."""
-    likelihoods = [part for part in submodules(model) if isinstance(part, Likelihood)]
+    likelihoods = [module for module in submodules(model) if isinstance(module, Likelihood)]
     number = num_data_of(trace)
     if number is None or any(likelihood.num_data is None for likelihood in likelihoods):
         raise ValueError(

@@ -20,10 +20,10 @@ from pyro_radial._pyro.compat import (
     stop_where,
 )
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
-from pyro_radial.infer.step.arguments import Leaves
 from pyro_radial.infer.step.inductor import GraphFunction
 from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluation
 from pyro_radial.infer.step.recording import Recording
+from pyro_radial.infer.step.signature import Leaves
 
 # Steps before a capture, which make the optimizer's state and load kernels.
 WARM_UPS = 2
@@ -61,11 +61,11 @@ class CudaGraphs(Device):
 
     def warm_up(self, body: Body) -> LossEvaluation:
         """Run a function on another stream, as a capture does."""
-        now = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(now)
+        current_stream = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current_stream)
         with torch.cuda.stream(self._stream):
             result = body()
-        now.wait_stream(self._stream)
+        current_stream.wait_stream(self._stream)
         return result
 
     def capture(self, body: Body) -> Body:
@@ -92,7 +92,7 @@ def device_graphs(device: torch.device) -> Device | None:
     return CudaGraphs(device) if device.type == "cuda" else None
 
 
-class Captured:
+class CapturedStep:
     """Replay a recorded program and the step of the optimizer as one graph.
 
     Arguments are copied into memory that the graph reads, unless they are the same tensors at each step. A graph is
@@ -111,19 +111,21 @@ class Captured:
         self._code = code
         self._device = device
         self._optimizer = optimizer
-        self._outside = call.outside
+        self._caller_reason = call.eager_optimizer_reason
         self._inputs: list[Tensor] = []
-        self._owned: list[bool] = []
+        self._is_copied: list[bool] = []
         self._numbers: list[Any] = []
         self._replay: Body | None = None
         self._warm_ups = 0
         self.captures = 0
         # What the graph fixes.
         self._fixed: object = None
-        own = optimizer.others if isinstance(optimizer, GraphOptimizer) else optimizer
-        self._rates = None if own is None else RateTensors(own)
+        ordinary_optimizer = (
+            optimizer.other_optimizer if isinstance(optimizer, GraphOptimizer) else optimizer
+        )
+        self._rates = None if ordinary_optimizer is None else RateTensors(ordinary_optimizer)
         #: Why the optimizer takes its step after the graph; None if the graph takes it.
-        self.outside_because = self._reason()
+        self.eager_optimizer_reason = self._find_eager_optimizer_reason()
 
     def is_of(self, call: Call) -> bool:
         """Return whether the graph takes the steps of a call's optimizer."""
@@ -135,12 +137,12 @@ class Captured:
         if self._replay is not None and self._fixed != self._fixed_now(call):
             self._replay = None
             self._warm_ups = 0
-            self.outside_because = self._reason()
+            self.eager_optimizer_reason = self._find_eager_optimizer_reason()
         if self._replay is not None:
-            found = self._replay()
+            evaluation = self._replay()
         elif self._warm_ups < WARM_UPS:
             self._warm_ups += 1
-            found = self._device.warm_up(lambda: self._body(call))
+            evaluation = self._device.warm_up(lambda: self._body(call))
         elif self.captures >= MOST_CAPTURES:
             raise CaptureError(
                 "its tensors, or settings of its optimizer, are replaced again and again"
@@ -149,33 +151,35 @@ class Captured:
             self._replay = self._device.capture(lambda: self._body(call))
             self.captures += 1
             self._fixed = self._fixed_now(call)
-            found = self._replay()
-        return self._recording.evaluation(call, _copy_results(found), CAPTURED)
+            evaluation = self._replay()
+        return self._recording.evaluation_of_program(call, _copy_results(evaluation), CAPTURED)
 
-    def _reason(self) -> str | None:
+    def _find_eager_optimizer_reason(self) -> str | None:
         """Return why the optimizer's step cannot be in the graph."""
-        if self._outside is not None:
-            return self._outside
+        if self._caller_reason is not None:
+            return self._caller_reason
         for name, parameter in self._recording.parameters.items():
             if post_accumulate_hooks(parameter):
                 return f"a hook changes the gradient of {name}"
-        return None if self._rates is None else self._rates.not_capturable_because()
+        return None if self._rates is None else self._rates.uncapturable_reason()
 
     def _body(self, call: Call) -> LossEvaluation:
         """Run what the graph does."""
         recording = self._recording
         with torch.no_grad():
             tensors = self._code(*recording.constants, *self._inputs)
-            found: LossEvaluation = recording.graph.result(tensors)
+            evaluation: LossEvaluation = recording.graph.result(tensors)
             if call.stopped is not None:
-                torch.maximum(call.stopped, found.broken, out=call.stopped)
-        natural = isinstance(self._optimizer, GraphOptimizer)
-        if self.outside_because is not None or (natural and not found.moved):
-            return found
+                torch.maximum(call.stopped, evaluation.nonfinite, out=call.stopped)
+        is_graph_optimizer = isinstance(self._optimizer, GraphOptimizer)
+        if self.eager_optimizer_reason is not None or (
+            is_graph_optimizer and not evaluation.updated_in_graph
+        ):
+            return evaluation
         if self._rates is not None:
             parameters = list(recording.parameters.values())
-            self._rates.step(parameters, found.gradients, call.stopped)
-        return found._replace(gradients=(None,) * len(found.gradients), stepped=True)
+            self._rates.step(parameters, evaluation.gradients, call.stopped)
+        return evaluation._replace(gradients=(None,) * len(evaluation.gradients), stepped=True)
 
     def _write(self, call: Call, leaves: Leaves) -> None:
         """Write what changes from step to step to where the graph reads it."""
@@ -183,21 +187,21 @@ class Captured:
         numbers = self._recording.numbers(call, leaves)
         if not self._inputs:
             self._inputs = self._recording.inputs(call, leaves)
-            self._owned = [False] * len(tensors)
+            self._is_copied = [False] * len(tensors)
         elif self._numbers != numbers:
-            for own, number in zip(self._inputs, numbers, strict=False):
-                own.fill_(number)
+            for memory, number in zip(self._inputs, numbers, strict=False):
+                memory.fill_(number)
         self._numbers = numbers
-        for place, tensor in enumerate(tensors, len(numbers)):
-            mine = self._inputs[place]
-            if self._owned[place - len(numbers)]:
-                mine.copy_(tensor, non_blocking=True)
-            elif mine is not tensor:
-                self._inputs[place] = tensor.clone()
-                self._owned[place - len(numbers)] = True
+        for position, tensor in enumerate(tensors, len(numbers)):
+            memory = self._inputs[position]
+            if self._is_copied[position - len(numbers)]:
+                memory.copy_(tensor, non_blocking=True)
+            elif memory is not tensor:
+                self._inputs[position] = tensor.clone()
+                self._is_copied[position - len(numbers)] = True
                 self._replay = None
-        if call.mover is not None:
-            call.mover.write_rates()
+        if call.graph_optimizer is not None:
+            call.graph_optimizer.write_rates()
         if self._rates is not None:
             self._rates.write()
 
@@ -205,7 +209,7 @@ class Captured:
         """Return what the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
         tensors = [*self._recording.constants, *self._inputs]
         hooks = any(map(post_accumulate_hooks, self._recording.parameters.values()))
-        if self.outside_because is not None:
+        if self.eager_optimizer_reason is not None:
             return addresses(tensors), hooks, call.stopped is None
         for state in self._optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
@@ -225,7 +229,7 @@ class RateTensors:
         self._tensors: list[Tensor] = []
         self._written: list[float] = []
 
-    def not_capturable_because(self) -> str | None:
+    def uncapturable_reason(self) -> str | None:
         """Return why a graph cannot take a step of the optimizer."""
         name = type(self._optimizer).__name__
         if has_step_hooks(self._optimizer):
@@ -240,10 +244,10 @@ class RateTensors:
         if len(self._tensors) != len(groups):
             self._tensors = [torch.empty((), device=group["params"][0].device) for group in groups]
             self._written = [float("nan")] * len(groups)
-        for place, group in enumerate(groups):
-            if group["lr"] != self._written[place]:
-                self._tensors[place].fill_(group["lr"])
-                self._written[place] = group["lr"]
+        for position, group in enumerate(groups):
+            if group["lr"] != self._written[position]:
+                self._tensors[position].fill_(group["lr"])
+                self._written[position] = group["lr"]
 
     def step(
         self,
@@ -269,7 +273,7 @@ class RateTensors:
         """Let groups have the tensors as rates, and say so that they may be captured."""
         groups = self._optimizer.param_groups
         capturing = self._tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        before = [(group["lr"], group.get("capturable")) for group in groups]
+        original_settings = [(group["lr"], group.get("capturable")) for group in groups]
         for group, rate in zip(groups, self._tensors, strict=True):
             group["lr"] = rate
             if "capturable" in group:
@@ -277,13 +281,13 @@ class RateTensors:
         try:
             yield
         finally:
-            for group, (rate, capturable) in zip(groups, before, strict=True):
+            for group, (rate, capturable) in zip(groups, original_settings, strict=True):
                 group["lr"] = rate
                 if "capturable" in group:
                     group["capturable"] = capturable
 
 
-def _copy_results(found: LossEvaluation) -> LossEvaluation:
+def _copy_results(evaluation: LossEvaluation) -> LossEvaluation:
     """Return what the graph gave, with the numbers that are handed on in memory of their own."""
-    summary = None if found.summary is None else found.summary.clone()
-    return found._replace(loss=found.loss.clone(), summary=summary)
+    summary = None if evaluation.summary is None else evaluation.summary.clone()
+    return evaluation._replace(loss=evaluation.loss.clone(), summary=summary)

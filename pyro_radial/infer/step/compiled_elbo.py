@@ -15,6 +15,7 @@ from pyro_radial._pyro.checks import check_flag, check_types, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import add_gradients
 from pyro_radial.infer.step.inductor import Options
+from pyro_radial.infer.step.lazy_loss import Loss, as_number
 from pyro_radial.infer.step.loss_evaluation import (
     AS_IT_IS,
     Call,
@@ -23,7 +24,6 @@ from pyro_radial.infer.step.loss_evaluation import (
     scale_gradients,
 )
 from pyro_radial.infer.step.loss_graphs import Graphs
-from pyro_radial.infer.step.loss_value import Loss, as_number
 from pyro_radial.infer.step.step import keep_terms
 
 
@@ -87,7 +87,7 @@ class CompiledELBO:
     @property
     def compiled(self) -> bool:
         """Whether the latest evaluation replayed a graph."""
-        return self._latest is not None and self._latest.way != AS_IT_IS
+        return self._latest is not None and self._latest.mode != AS_IT_IS
 
     @property
     def num_graphs(self) -> int:
@@ -95,9 +95,9 @@ class CompiledELBO:
         return len(self.graphs.recordings)
 
     @property
-    def eager_because(self) -> list[str]:
+    def eager_reasons(self) -> list[str]:
         """Why programs ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
-        return [*self.graphs.eager_because, *self.graphs.uncaptured_because]
+        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
 
     def loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss without gradients."""
@@ -107,7 +107,7 @@ class CompiledELBO:
     def loss_and_grads(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss and add its gradients to those of the parameters. The loss is not checked."""
         evaluation = self._evaluate(call_of(self.compiled_loss, model, guide, args, kwargs))
-        add_gradients(evaluation.with_gradients())
+        add_gradients(evaluation.parameters_with_gradients())
         return as_number(evaluation.loss)
 
     def differentiable_loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Tensor:

@@ -17,9 +17,9 @@ from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
 from pyro_radial.infer.step.compiled_elbo import CompiledELBO, call_of
 from pyro_radial.infer.step.inductor import Options
+from pyro_radial.infer.step.lazy_loss import Loss, as_number
 from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, Call, LossEvaluation
-from pyro_radial.infer.step.loss_value import Loss, as_number
-from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
+from pyro_radial.infer.step.not_finite import find_not_finite, not_finite_error
 from pyro_radial.infer.step.recording import check_observations
 from pyro_radial.infer.step.step import FiniteCheck, Step, keep_terms, take_step
 
@@ -97,9 +97,9 @@ class CompiledSVI:
         self.graphs = elbo.graphs
         # The optimizer of all parameters, and the setting that it was made from, which a user may replace.
         self._joint = JointOptimizer(optim)
-        self._joint_of = optim
+        self._joint_optim = optim
         self._check = FiniteCheck(
-            optional(positive_count, "check_every", check_every), self._not_finite
+            optional(positive_count, "check_every", check_every), self._not_finite_error
         )
         self._steps = 0
         self._latest: LossEvaluation | None = None
@@ -115,7 +115,7 @@ class CompiledSVI:
     @property
     def compiled(self) -> bool:
         """Whether the latest step or evaluation replayed a graph."""
-        return self._latest is not None and self._latest.way != AS_IT_IS
+        return self._latest is not None and self._latest.mode != AS_IT_IS
 
     @property
     def num_graphs(self) -> int:
@@ -123,9 +123,9 @@ class CompiledSVI:
         return len(self.graphs.recordings)
 
     @property
-    def eager_because(self) -> list[str]:
+    def eager_reasons(self) -> list[str]:
         """Why steps ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
-        return [*self.graphs.eager_because, *self.graphs.uncaptured_because]
+        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
 
     def step(self, *args: Any, **kwargs: Any) -> Loss:
         """Take a gradient step.
@@ -134,10 +134,10 @@ class CompiledSVI:
         :returns: the loss before the step, a float, or a tuple of them where ``SVI`` returns a tuple. On a GPU it is a
             number that becomes a float when it is looked at, because looking waits for the device.
         """
-        if self.optim is not self._joint_of:
+        if self.optim is not self._joint_optim:
             self._joint.forget_gradients()
             self._joint = JointOptimizer(self.optim)
-            self._joint_of = self.optim
+            self._joint_optim = self.optim
         self._joint.start(self.model, self.guide, args, kwargs)
         call = self._make_call(self.model, self.guide, args, kwargs)
         if call.gradients:
@@ -157,7 +157,7 @@ class CompiledSVI:
         The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
         """
         evaluation = self._evaluate(self._make_call(model, guide, args, kwargs))
-        add_gradients(evaluation.with_gradients())
+        add_gradients(evaluation.parameters_with_gradients())
         return as_number(evaluation.loss)
 
     def _make_call(self, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
@@ -172,31 +172,33 @@ class CompiledSVI:
         if not isinstance(self.optim, Optimizer):
             return call
         trained = optimizer_parameters(self.optim)
-        return call._replace(also={str(n): parameter for n, parameter in enumerate(trained)})
+        return call._replace(
+            extra_parameters={str(n): parameter for n, parameter in enumerate(trained)}
+        )
 
     def _evaluate(self, call: Call) -> LossEvaluation:
         self._latest = self.graphs(call)
         keep_terms(call, self._latest)
         return self._latest
 
-    def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
+    def _not_finite_error(self, steps: Sequence[Step]) -> FloatingPointError:
         """Return the error for the first of these steps with a loss that was not finite, found by repeating them."""
         parameters = {} if self._latest is None else self._latest.parameters
         for number, step in enumerate(steps, self._steps + 1 - len(steps)):
-            if found := _find_not_finite(step, parameters):
-                return not_finite_error(found, number)
+            if names := _find_not_finite_in_step(step, parameters):
+                return not_finite_error(names, number)
         return not_finite_error(["the loss"], self._steps)
 
 
-def _find_not_finite(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
+def _find_not_finite_in_step(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return what is not finite in a step, by name."""
     with torch.random.fork_rng():
         for call in step.calls:
             step.noise.restore()
             check_observations(call.model, call.guide, call.args, call.kwargs)
             step.noise.restore()
-            if found := not_finite_parts(
+            if names := find_not_finite(
                 call.loss, call.model, call.guide, call.args, call.kwargs, parameters
             ):
-                return found
+                return names
     return []

@@ -16,7 +16,7 @@ from pyro_radial._pyro.compat import CompilerMissingError, compile_graph
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.step.noise import split_noise
 from pyro_radial.infer.step.program_state import metadata_of
-from pyro_radial.infer.step.tensor_graph import ChangedTensors, Graph, put_back
+from pyro_radial.infer.step.tensor_graph import ChangedTensors, Graph, restore_tensors
 
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
 # Instructions that torch itself uses need no trial by a compiler, which takes seconds.
@@ -24,7 +24,7 @@ OPTIONS = {
     "fallback_random": True,
     "cpp.vec_isa_ok": torch.backends.cpu.get_cpu_capability().startswith("AVX") or None,
 }
-MOST_KEPT = 64
+CACHE_SIZE = 64
 
 # The largest error of compiled code, relative to the norm of a result or to a share of the largest norm.
 MOST_ROUNDING = 0.01
@@ -34,7 +34,7 @@ SMALL = 1e-3
 Options = Mapping[str, Any]
 GraphFunction = Callable[..., Sequence[Tensor]]
 
-_kept: dict[Hashable, GraphFunction] = {}
+_code_by_key: dict[Hashable, GraphFunction] = {}
 
 
 @one_at_a_time()
@@ -44,34 +44,34 @@ def compile_once(graph: Graph, inputs: Sequence[Tensor], options: Options) -> Gr
     Without a compiler, and where the compiled numbers are wrong, the graph itself is returned. The last 64 are kept.
     """
     key = _key(graph, inputs, options)
-    if key not in _kept:
+    if key not in _code_by_key:
         size = f"{len(graph.module.graph.nodes):,}"
         # It takes seconds or minutes, so a terminal says what the wait is for.
         bar = tqdm(
             total=1, desc=f"compiling a graph of {size} operations", leave=False, disable=None
         )
         try:
-            _kept[key] = _compile_and_check(graph, inputs, {**OPTIONS, **options})
+            _code_by_key[key] = _compile_and_check(graph, inputs, {**OPTIONS, **options})
         except CompilerMissingError as error:
             warnings.warn(
                 f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2
             )
-            _kept[key] = graph.module
+            _code_by_key[key] = graph.module
         finally:
             bar.close()
-        if len(_kept) > MOST_KEPT:
-            del _kept[next(iter(_kept))]
-    return _kept[key]
+        if len(_code_by_key) > CACHE_SIZE:
+            del _code_by_key[next(iter(_code_by_key))]
+    return _code_by_key[key]
 
 
 def has_code(graph: Graph, inputs: Sequence[Tensor], options: Options) -> bool:
     """Return whether :func:`compile_once` has code for such a graph."""
-    return _key(graph, inputs, options) in _kept
+    return _key(graph, inputs, options) in _code_by_key
 
 
 def forget() -> None:
     """Drop all compiled code."""
-    _kept.clear()
+    _code_by_key.clear()
 
 
 @torch.no_grad()
@@ -87,17 +87,17 @@ def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options)
     def results(code: GraphFunction) -> list[Tensor]:
         """Return what code returns, and what it makes of the tensors that the graph changes."""
         with torch.random.fork_rng(devices):
-            found = [tensor.clone() for tensor in (*code(*tensors), *changed.tensors())]
-        put_back(changed.before)
-        return found
+            outputs = [tensor.clone() for tensor in (*code(*tensors), *changed.tensors())]
+        restore_tensors(changed.originals)
+        return outputs
 
     with changed, torch.random.fork_rng(devices):
         module(*tensors)
-    put_back(changed.before)
+    restore_tensors(changed.originals)
     expected = results(module)
     # Without vector instructions code was right wherever it had been wrong.
-    for own in (options, {**options, "cpp.simdlen": 1}):
-        code = compile_graph(module, tensors, own)
+    for trial_options in (options, {**options, "cpp.simdlen": 1}):
+        code = compile_graph(module, tensors, trial_options)
         if agree(results(code), expected, MOST_ROUNDING):
             return lambda *tensors: code(*tensors, *draw())
     warnings.warn(
@@ -107,18 +107,18 @@ def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options)
     return graph.module
 
 
-def agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], most: float) -> bool:
+def agree(results: Sequence[Tensor], references: Sequence[Tensor], tolerance: float) -> bool:
     """Return whether results differ by rounding alone; a result that is small beside the others may be rounding itself.
 
-    :param most: the largest norm of a difference, relative to that of the result.
+    :param tolerance: the largest norm of a difference, relative to that of the result.
     """
-    sizes = [float(result.double().norm()) for result in theirs]
+    sizes = [float(result.double().norm()) for result in references]
     least = SMALL * max(filter(math.isfinite, sizes), default=0.0)
-    for a, b, size in zip(ours, theirs, sizes, strict=True):
+    for a, b, size in zip(results, references, sizes, strict=True):
         equal = (a == b) | (a.isnan() & b.isnan())
         difference = float((a.double() - b.double()).masked_fill(equal, 0.0).norm())
         # A NaN is more than rounding.
-        if not difference <= most * max(size, least):
+        if not difference <= tolerance * max(size, least):
             return False
     return True
 

@@ -45,13 +45,13 @@ class Call(NamedTuple):
     """The arguments of one evaluation.
 
     :param gradients: whether to compute gradients.
-    :param also: trained parameters besides those of ``param`` statements, by name.
+    :param extra_parameters: trained parameters besides those of ``param`` statements, by name.
     :param weight: the weight of the KL, for a loss with terms; a 0-d tensor while a graph is recorded.
     :param step: the number of the step, counted from one, for a loss with terms.
     :param optimizer: the optimizer whose step follows, which a graph on a GPU may take itself.
-    :param outside: why this optimizer must take its step after such a graph, if it must.
+    :param eager_optimizer_reason: why this optimizer must take its step after such a graph, if it must.
     :param stopped: a 0-d tensor that such a graph sets to one at a loss that is not finite; then steps do nothing.
-    :param share: a factor of the gradients alone.
+    :param gradient_scale: a factor of the gradients alone.
     :param attached: whether a loss that is not a graph's keeps its own graph for a ``backward`` by the user, in place
         of gradients.
     :param check: a function of the terms of the loss that raises an error if they are wrong, wherever the program runs.
@@ -63,20 +63,20 @@ class Call(NamedTuple):
     args: Args
     kwargs: Kwargs
     gradients: bool = True
-    also: Mapping[str, Tensor] = NOTHING
+    extra_parameters: Mapping[str, Tensor] = NOTHING
     weight: float | Tensor = 1.0
     step: int = 0
     optimizer: Optimizer | None = None
-    outside: str | None = None
+    eager_optimizer_reason: str | None = None
     stopped: Tensor | None = None
-    share: float = 1.0
+    gradient_scale: float = 1.0
     attached: bool = False
     check: Callable[[LossTerms], None] | None = None
 
     @property
-    def mover(self) -> GraphOptimizer | None:
+    def graph_optimizer(self) -> GraphOptimizer | None:
         """The optimizer, if it moves the parameters as part of the evaluation, where that is a graph."""
-        if self.outside is None and isinstance(self.optimizer, GraphOptimizer):
+        if self.eager_optimizer_reason is None and isinstance(self.optimizer, GraphOptimizer):
             return self.optimizer
         return None
 
@@ -88,11 +88,11 @@ class LossEvaluation(NamedTuple):
     :param gradients: one for each parameter; None if the loss does not depend on it, or if it has moved already.
     :param parameters: unconstrained, by name in Pyro's store.
     :param terms: the terms of the loss, if it has any.
-    :param broken: a 0-d tensor, one if the loss is not finite.
+    :param nonfinite: a 0-d tensor, one if the loss is not finite.
     :param summary: the loss, negative log-likelihood and KL in nats per datum, if the loss has terms.
     :param hooked: whether the hooks of gradients have been called.
-    :param moved: the ids of the parameters that the evaluation has moved.
-    :param way: how the program ran: "as it is", "recorded", "compiled" or "captured", or "checked" if it ran as it is
+    :param updated_in_graph: the ids of the parameters that the evaluation has moved.
+    :param mode: how the program ran: "as it is", "recorded", "compiled" or "captured", or "checked" if it ran as it is
         to check its graph. Tensors of a captured program are overwritten by its next step.
     :param stepped: whether the whole step of the optimizer was part of it.
     :param attached: whether the loss is not detached, and has no gradients here.
@@ -101,24 +101,24 @@ class LossEvaluation(NamedTuple):
     loss: Tensor
     gradients: tuple[Tensor | None, ...]
     parameters: dict[str, Tensor]
-    broken: Tensor
+    nonfinite: Tensor
     terms: LossTerms | None = None
     summary: Tensor | None = None
     hooked: bool = False
-    moved: frozenset[int] = frozenset()
-    way: str = AS_IT_IS
+    updated_in_graph: frozenset[int] = frozenset()
+    mode: str = AS_IT_IS
     stepped: bool = False
     attached: bool = False
 
-    def with_gradients(self) -> list[tuple[Tensor, Tensor]]:
+    def parameters_with_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter that the loss depends on, with its gradient after hooks."""
-        found: list[tuple[Tensor, Tensor]] = []
+        pairs: list[tuple[Tensor, Tensor]] = []
         for parameter, gradient in zip(self.parameters.values(), self.gradients, strict=True):
             if gradient is not None and not self.hooked:
                 gradient = after_hooks(parameter, gradient)
             if gradient is not None:
-                found.append((parameter, gradient))
-        return found
+                pairs.append((parameter, gradient))
+        return pairs
 
 
 def scale_gradients(
@@ -128,61 +128,69 @@ def scale_gradients(
     return tuple(None if gradient is None else gradient * factor for gradient in gradients)
 
 
-def evaluate_loss(call: Call, recorded: list[Tensor] | None = None) -> LossEvaluation:
+def evaluate_loss(call: Call, gradient_leaves: list[Tensor] | None = None) -> LossEvaluation:
     """Run the program once, find its parameters as ``SVI`` does, and change nothing in the loss.
 
-    :param recorded: if the run is recorded, a list that gets the tensors with gradients in ``SVI``.
+    :param gradient_leaves: if the run is recorded, a list that gets the tensors with gradients in ``SVI``.
     """
     differentiable = is_differentiable(call.loss)
-    attached = call.attached and call.gradients and differentiable and recorded is None
+    attached = call.attached and call.gradients and differentiable and gradient_leaves is None
     # A loss that calls ``backward`` adds to the gradients that there are.
-    earlier: list[tuple[Tensor, Tensor | None]] = []
-    if recorded is None:
-        earlier = _take_away_gradients([*stored_parameters().values(), *call.also.values()])
+    earlier_gradients: list[tuple[Tensor, Tensor | None]] = []
+    if gradient_leaves is None:
+        earlier_gradients = _pop_gradients(
+            [*stored_parameters().values(), *call.extra_parameters.values()]
+        )
     with poutine.trace(param_only=True) as capture:
-        value, terms = _value(call, differentiable)
+        value, terms = _loss_and_terms(call, differentiable)
     parameters = _parameters_in(capture.trace)
-    known = set(map(id, parameters.values()))
-    for name, parameter in call.also.items():
-        if parameter.requires_grad and id(parameter) not in known:
+    parameter_ids = set(map(id, parameters.values()))
+    for name, parameter in call.extra_parameters.items():
+        if parameter.requires_grad and id(parameter) not in parameter_ids:
             parameters[name] = parameter
-    found: Sequence[Tensor | None] = (None,) * len(parameters)
+    gradients: Sequence[Tensor | None] = (None,) * len(parameters)
     if differentiable and call.gradients and value.requires_grad and not attached:
-        scaled = value if call.share == 1.0 else value * call.share
-        if recorded is None:
+        scaled_loss = value if call.gradient_scale == 1.0 else value * call.gradient_scale
+        if gradient_leaves is None:
             # As SVI does: all that the loss depends on gets a gradient.
             with hooks_later(parameters.values()):
-                scaled.backward(retain_graph=getattr(call.loss, "retain_graph", None))
+                scaled_loss.backward(retain_graph=getattr(call.loss, "retain_graph", None))
         else:
-            recorded += _leaves(scaled)
+            gradient_leaves += _gradient_leaves(scaled_loss)
             if parameters:
                 inputs = list(parameters.values())
-                found = torch.autograd.grad(scaled, inputs, allow_unused=True)
-    if recorded is None:
-        found = [parameter.grad for parameter in parameters.values()]
-        _take_away_gradients(parameters.values())
-        for parameter, gradient in earlier:
+                gradients = torch.autograd.grad(scaled_loss, inputs, allow_unused=True)
+    if gradient_leaves is None:
+        gradients = [parameter.grad for parameter in parameters.values()]
+        _pop_gradients(parameters.values())
+        for parameter, gradient in earlier_gradients:
             parameter.grad = gradient
         if call.check is not None and terms is not None:
             call.check(terms)
-    moved: frozenset[int] = frozenset()
+    updated_in_graph: frozenset[int] = frozenset()
     # Hooks change gradients after the graph.
-    if call.mover is not None and not any(map(post_accumulate_hooks, parameters.values())):
-        by_id = dict(zip(map(id, parameters.values()), found, strict=True))
-        moved = call.mover.move(value.detach(), by_id, _constrained(capture.trace))
-        found = [None if key in moved else gradient for key, gradient in by_id.items()]
+    if call.graph_optimizer is not None and not any(
+        map(post_accumulate_hooks, parameters.values())
+    ):
+        by_id = dict(zip(map(id, parameters.values()), gradients, strict=True))
+        updated_in_graph = call.graph_optimizer.update_in_graph(
+            value.detach(), by_id, _constrained_values(capture.trace)
+        )
+        gradients = [
+            None if key in updated_in_graph else gradient for key, gradient in by_id.items()
+        ]
     # The tail-adaptive loss has gradients but no value.
     has_value = not isinstance(call.loss, TraceTailAdaptive_ELBO)
-    lost = ~torch.isfinite(value) if has_value else torch.isnan(value)
+    nonfinite = ~torch.isfinite(value) if has_value else torch.isnan(value)
     return LossEvaluation(
         value if attached else value.detach(),
-        _separate(found),
+        _in_separate_memory(gradients),
         parameters,
-        broken=lost.any().float(),
+        nonfinite=nonfinite.any().float(),
         terms=terms,
         summary=None if terms is None else _summary(terms),
         hooked=not differentiable,
-        moved=moved,
+        updated_in_graph=updated_in_graph,
         attached=attached,
     )
 
@@ -194,11 +202,11 @@ def is_differentiable(loss: Any) -> bool:
     return (
         hasattr(loss, "differentiable_loss")
         and not isinstance(loss, JITTED)
-        and not _has_own_gradients(loss)
+        and not _overrides_gradients(loss)
     )
 
 
-def _has_own_gradients(loss: Any) -> bool:
+def _overrides_gradients(loss: Any) -> bool:
     """Return whether ``loss_and_grads`` is overridden, and ``differentiable_loss`` is not."""
     for names in (vars(loss), *map(vars, type(loss).__mro__)):
         if "differentiable_loss" in names or "loss_and_grads" in names:
@@ -208,15 +216,15 @@ def _has_own_gradients(loss: Any) -> bool:
 
 def has_terms(loss: Any) -> bool:
     """Return whether a loss is a ``TermsELBO`` that computes its value as that class does."""
-    own = getattr(type(loss), "differentiable_loss", None)
+    differentiable_loss = getattr(type(loss), "differentiable_loss", None)
     return (
         isinstance(loss, TermsELBO)
-        and own is TermsELBO.differentiable_loss
-        and not _has_own_gradients(loss)
+        and differentiable_loss is TermsELBO.differentiable_loss
+        and not _overrides_gradients(loss)
     )
 
 
-def _value(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
+def _loss_and_terms(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
     """Return the loss as a tensor, and its terms, if it has any."""
     loss, model, guide, args, kwargs = call[:5]
     if has_terms(loss):
@@ -240,56 +248,62 @@ def _summary(terms: LossTerms) -> Tensor:
     return torch.stack([each.loss, each.negative_log_likelihood, each.kl]).detach()
 
 
-def _take_away_gradients(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+def _pop_gradients(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
     """Set the gradients of parameters to None, and return each parameter with its gradient from before."""
-    earlier = [(parameter, parameter.grad) for parameter in parameters]
-    for parameter, _ in earlier:
+    earlier_gradients = [(parameter, parameter.grad) for parameter in parameters]
+    for parameter, _ in earlier_gradients:
         parameter.grad = None
-    return earlier
+    return earlier_gradients
 
 
-def _separate(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _in_separate_memory(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Return gradients in memory of their own, so that each can be changed in place."""
-    taken: set[int] = set()
-    own: list[Tensor | None] = []
+    used_storages: set[int] = set()
+    separate_gradients: list[Tensor | None] = []
     for gradient in gradients:
         if gradient is not None and gradient.layout is torch.strided:
             storage = gradient.untyped_storage()
-            alone = (
+            has_separate_memory = (
                 gradient.is_contiguous()
                 and len(storage) == gradient.nbytes
-                and storage._cdata not in taken
+                and storage._cdata not in used_storages
             )
-            gradient = gradient if alone else gradient.clone(memory_format=torch.contiguous_format)
-            taken.add(gradient.untyped_storage()._cdata)
-        own.append(gradient)
-    return tuple(own)
+            gradient = (
+                gradient
+                if has_separate_memory
+                else gradient.clone(memory_format=torch.contiguous_format)
+            )
+            used_storages.add(gradient.untyped_storage()._cdata)
+        separate_gradients.append(gradient)
+    return tuple(separate_gradients)
 
 
 def _parameters_in(trace: Trace) -> dict[str, Tensor]:
     """Return the parameters in a trace, as Pyro's optimizers see them: each once, by its first name."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    named_by_id: dict[int, tuple[str, Tensor]] = {}
     for name, node in dict[str, Node](trace.nodes).items():
         value = node["value"]
         if hasattr(value, "unconstrained"):
             value = value.unconstrained()
         if value.requires_grad:
-            found.setdefault(id(value), (name, value))
-    return dict(found.values())
+            named_by_id.setdefault(id(value), (name, value))
+    return dict(named_by_id.values())
 
 
-def _leaves(value: Tensor) -> list[Tensor]:
+def _gradient_leaves(value: Tensor) -> list[Tensor]:
     """Return the tensors that the gradient of a value goes to."""
     nodes: list[Any] = [value.grad_fn]
-    seen = set(nodes)
+    visited = set(nodes)
     for node in nodes:
-        new = {other for other, _ in node.next_functions if other is not None} - seen
-        seen |= new
-        nodes.extend(new)
+        next_nodes = {
+            next_node for next_node, _ in node.next_functions if next_node is not None
+        } - visited
+        visited |= next_nodes
+        nodes.extend(next_nodes)
     return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
-def _constrained(trace: Trace) -> dict[int, Tensor]:
+def _constrained_values(trace: Trace) -> dict[int, Tensor]:
     """Return the values of constrained parameters, by the id of the unconstrained one."""
     constrained: dict[int, Tensor] = {}
     for node in dict[str, Node](trace.nodes).values():

@@ -17,8 +17,7 @@ from pyro_radial._pyro.compat import (
     reader_of_setting,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
-from pyro_radial.infer.step.arguments import Leaves, Numbers, descriptions, has_nan, kinds
-from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
+from pyro_radial.infer.step.captured import CapturedStep, CaptureError, Device, device_graphs
 from pyro_radial.infer.step.inductor import GraphFunction, Options, agree, compile_once, has_code
 from pyro_radial.infer.step.loss_evaluation import (
     CHECKED,
@@ -30,9 +29,10 @@ from pyro_radial.infer.step.loss_evaluation import (
     evaluate_loss,
     is_differentiable,
 )
-from pyro_radial.infer.step.program_state import UncapturableError
+from pyro_radial.infer.step.program_state import UnrecordableError
 from pyro_radial.infer.step.recording import Recording, record_program, suspend_garbage_collection
-from pyro_radial.infer.step.tensor_graph import ChangedTensors, put_back
+from pyro_radial.infer.step.signature import Leaves, Numbers, descriptions, has_nan, kinds
+from pyro_radial.infer.step.tensor_graph import ChangedTensors, restore_tensors
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
@@ -64,9 +64,9 @@ class Replay:
         self.code: GraphFunction | None = None
         self.uses = 0
         #: The captured step, once there is one.
-        self.captured: Captured | None = None
+        self.captured: CapturedStep | None = None
         #: Why steps are not captured.
-        self.uncaptured_because: str | None = None
+        self.uncaptured_reason: str | None = None
         self._device = device
 
     def __call__(
@@ -81,11 +81,11 @@ class Replay:
         :param compile_after: the uses before the graph is compiled; None never compiles it.
         """
         code = self._code_for(call, leaves, compile_after, options)
-        found = self._take_captured_step(call, leaves, code)
-        if found is not None:
-            return found
-        if call.mover is not None:
-            call.mover.write_rates()
+        evaluation = self._take_captured_step(call, leaves, code)
+        if evaluation is not None:
+            return evaluation
+        if call.graph_optimizer is not None:
+            call.graph_optimizer.write_rates()
         return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
 
     def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
@@ -93,22 +93,22 @@ class Replay:
         noise = TorchNoise.now()
         changed = ChangedTensors()
         with changed:
-            found = self._run(self.recording.graph.module, call, leaves, RECORDED)
-        put_back(changed.before)
+            evaluation = self._run(self.recording.graph.module, call, leaves, RECORDED)
+        restore_tensors(changed.originals)
         noise.restore()
-        return found
+        return evaluation
 
     @torch.no_grad()
-    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, way: str) -> LossEvaluation:
+    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, mode: str) -> LossEvaluation:
         """Return what code for the graph gives."""
         recording = self.recording
         results = code(*recording.constants, *recording.inputs(call, leaves))
-        return recording.evaluation(call, recording.graph.result(results), way)
+        return recording.evaluation_of_program(call, recording.graph.result(results), mode)
 
     @property
-    def outside_because(self) -> str | None:
+    def eager_optimizer_reason(self) -> str | None:
         """Why the optimizer takes its step after the captured graph, if it does."""
-        return None if self.captured is None else self.captured.outside_because
+        return None if self.captured is None else self.captured.eager_optimizer_reason
 
     def _code_for(
         self,
@@ -131,17 +131,19 @@ class Replay:
         self, call: Call, leaves: Leaves, code: GraphFunction
     ) -> LossEvaluation | None:
         """Take a captured step; return None if there is no such step, and then nothing has changed."""
-        if self._device is None or call.optimizer is None or self.uncaptured_because is not None:
+        if self._device is None or call.optimizer is None or self.uncaptured_reason is not None:
             return None
         if self.captured is None or not self.captured.is_of(call):
-            own = self.recording.device
+            device = self.recording.device
             for tensor in (*self.recording.constants, *leaves.tensors()):
-                if tensor.device.type != own.type:
-                    self._say(f"it takes a tensor on {tensor.device}, and parameters are on {own}")
+                if tensor.device.type != device.type:
+                    self._say(
+                        f"it takes a tensor on {tensor.device}, and parameters are on {device}"
+                    )
                     return None
-            self.captured = Captured(self.recording, code, call, call.optimizer, self._device)
-            if self.outside_because is not None:
-                text = f"the optimizer takes its step after the CUDA graph: {self.outside_because}"
+            self.captured = CapturedStep(self.recording, code, call, call.optimizer, self._device)
+            if self.eager_optimizer_reason is not None:
+                text = f"the optimizer takes its step after the CUDA graph: {self.eager_optimizer_reason}"
                 warnings.warn(text, stacklevel=6)
         try:
             return self.captured(call, leaves)
@@ -150,7 +152,7 @@ class Replay:
             return None
 
     def _say(self, reason: str) -> None:
-        self.uncaptured_because = reason
+        self.uncaptured_reason = reason
         warnings.warn(f"the program runs without a CUDA graph: {reason}", stacklevel=7)
 
 
@@ -178,9 +180,9 @@ class Graphs:
         # the keys hold.
         self._numbers: dict[Hashable, tuple[Numbers, object]] = {}
         # The kinds of arguments with which programs cannot be recorded, which takes long to find out.
-        self._refused: set[Hashable] = set()
+        self._unrecordable: set[Hashable] = set()
         # The kinds of arguments with which a first run could not be recorded, but another one may be.
-        self._tried: set[Hashable] = set()
+        self._failed_once: set[Hashable] = set()
         # The signatures of graphs that were not right.
         self._dropped: set[Signature] = set()
         self._calls = 0
@@ -189,38 +191,38 @@ class Graphs:
         #: What captures steps; None if nothing does.
         self._device = device
         #: Why programs run without a graph; empty if all have one.
-        self.eager_because: list[str] = []
+        self.eager_reasons: list[str] = []
 
     def __call__(self, call: Call, *, compile_now: bool | None = None) -> LossEvaluation:
         """Evaluate a loss.
 
         :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
         """
-        if self._runs_as_it_is(call):
+        if self._must_run_as_it_is(call):
             return _run_as_it_is(call)
         leaves = Leaves.of(call.args, call.kwargs)
         if has_nan(leaves.values):
             return _run_as_it_is(call)
-        program = _program(call, leaves)
+        program = _program_key(call, leaves)
         numbers = self._numbers_of(program, call)
         try:
             key = program, descriptions(leaves.values, numbers.positions)
-        except UncapturableError as error:
+        except UnrecordableError as error:
             self._say(str(error))
             return _run_as_it_is(call)
         if key not in self._replays and numbers.notice(leaves.values):
-            self._forget(program)
+            self._drop_graphs(program)
             key = program, descriptions(leaves.values, numbers.positions)
-        found = self._find_replay(key, numbers, call, leaves)
-        if not isinstance(found, Replay):
-            return _run_as_it_is(call) if found is None else found
+        replay = self._find_replay(key, numbers, call, leaves)
+        if not isinstance(replay, Replay):
+            return _run_as_it_is(call) if replay is None else replay
         self._calls += call.gradients
         if call.gradients and _is_checked(call.step or self._calls):
-            replayed = found.rehearse(call, leaves)
+            replayed = replay.rehearse(call, leaves)
             # A loss that is not finite is an error of its own.
-            if not bool(replayed.broken):
-                return self._check_against_program(found, key, call, leaves, replayed)
-        return found(call, leaves, self._uses_before_compiling(compile_now), self.options)
+            if not bool(replayed.nonfinite):
+                return self._check_against_program(replay, key, call, leaves, replayed)
+        return replay(call, leaves, self._uses_before_compiling(compile_now), self.options)
 
     def _uses_before_compiling(self, compile_now: bool | None) -> int | None:
         """Return the uses before a graph is compiled; None never compiles it."""
@@ -238,29 +240,31 @@ class Graphs:
         return [replay.recording for replay in self.replays]
 
     @property
-    def uncaptured_because(self) -> list[str]:
+    def uncaptured_reasons(self) -> list[str]:
         """Why steps, or the part of the optimizer, are in no CUDA graph, where there could be one."""
-        found: list[str] = []
+        reasons: list[str] = []
         for replay in self.replays:
-            reason = replay.uncaptured_because or replay.outside_because
-            if reason is not None and reason not in found:
-                found.append(reason)
-        return found
+            reason = replay.uncaptured_reason or replay.eager_optimizer_reason
+            if reason is not None and reason not in reasons:
+                reasons.append(reason)
+        return reasons
 
     @property
     def replays(self) -> list[Replay]:
         """How each graph runs."""
         return list(chain.from_iterable(self._replays.values()))
 
-    def _runs_as_it_is(self, call: Call) -> bool:
+    def _must_run_as_it_is(self, call: Call) -> bool:
         """Return whether there can be no graph of a loss, whatever the program."""
         if handlers_around():
             return True
         if not is_differentiable(call.loss):
             name = type(call.loss).__name__
-            own = f"compiles it itself, more slowly; use {name.removeprefix('Jit')}"
-            other = "computes its gradients in loss_and_grads, not in differentiable_loss"
-            self._say(f"{name} {own if isinstance(call.loss, JITTED) else other}")
+            compiled_itself = f"compiles it itself, more slowly; use {name.removeprefix('Jit')}"
+            own_gradients = "computes its gradients in loss_and_grads, not in differentiable_loss"
+            self._say(
+                f"{name} {compiled_itself if isinstance(call.loss, JITTED) else own_gradients}"
+            )
             return True
         return False
 
@@ -270,7 +274,7 @@ class Graphs:
             self._numbers[program] = Numbers(), (call.model, call.guide, call.loss)
         return self._numbers[program][0]
 
-    def _forget(self, program: Hashable) -> None:
+    def _drop_graphs(self, program: Hashable) -> None:
         """Drop the graphs of a program, because a number has become an input."""
         for key in list(self._replays):
             if key[0] == program:
@@ -284,17 +288,17 @@ class Graphs:
         For a program that cannot be recorded, return what its first run gave, and later None.
         """
         replays = self._replays.get(key, [])
-        for place, replay in enumerate(replays):
-            if replay.recording.holds(leaves):
-                if place:
-                    replays.insert(0, replays.pop(place))
+        for position, replay in enumerate(replays):
+            if replay.recording.is_valid(leaves):
+                if position:
+                    replays.insert(0, replays.pop(position))
                 return replay
-        refused = key[0], kinds(leaves.values)
-        if refused in self._refused:
+        program_and_kinds = key[0], kinds(leaves.values)
+        if program_and_kinds in self._unrecordable:
             return None
         for replay in replays:
             if numbers.notice_paths(replay.recording.state.changed_numbers()):
-                self._forget(key[0])
+                self._drop_graphs(key[0])
         if len(self.recordings) >= self.max_signatures:
             self._say(self._too_many(replays))
             return None
@@ -304,14 +308,14 @@ class Graphs:
         self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves
     ) -> Replay | LossEvaluation | None:
         """Return a new recording; if there can be none, what the program's first run gave, or None to run it."""
-        refused = program, kinds(leaves.values)
+        program_and_kinds = program, kinds(leaves.values)
         with one_at_a_time(), suspend_garbage_collection():
             attempt = record_program(call, leaves, numbers)
         if attempt.recording is None:
-            if attempt.again and refused not in self._tried:
-                self._tried.add(refused)
+            if attempt.may_try_again and program_and_kinds not in self._failed_once:
+                self._failed_once.add(program_and_kinds)
             else:
-                self._refused.add(refused)
+                self._unrecordable.add(program_and_kinds)
                 self._say(attempt.reason, stacklevel=7)
             return attempt.evaluation
         if self._device is None:
@@ -322,9 +326,9 @@ class Graphs:
         except RuntimeError as error:
             reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
             self._say(reason, stacklevel=7)
-            self._refused.add(refused)
+            self._unrecordable.add(program_and_kinds)
             return None
-        if numbers and _difference(replayed, attempt.evaluation) is not None:
+        if numbers and _largest_difference(replayed, attempt.evaluation) is not None:
             # A program that asks for the type of a number gives something else for a tensor.
             numbers.give_up_all()
             return self._record(program, numbers, call, leaves)
@@ -338,18 +342,18 @@ class Graphs:
     ) -> LossEvaluation:
         """Run the program as it is, and drop its graph if that gives something else."""
         evaluation = _run_as_it_is(call._replace(attached=False))
-        place = _difference(replayed, evaluation)
-        if place is None:
-            return evaluation._replace(way=CHECKED)
+        difference = _largest_difference(replayed, evaluation)
+        if difference is None:
+            return evaluation._replace(mode=CHECKED)
         self._replays[key].remove(replay)
         if key in self._dropped:
-            self._refused.add((key[0], kinds(leaves.values)))
-            self._say(f"its graph gives something else than the program, at {place}")
+            self._unrecordable.add((key[0], kinds(leaves.values)))
+            self._say(f"its graph gives something else than the program, at {difference}")
             return evaluation
         self._dropped.add(key)
         warnings.warn(
-            f"a graph gave something else than its program, at {place}, because of a change that could not be seen; it "
-            "is recorded anew. Pass what changes as an argument, or keep it in a buffer",
+            f"a graph gave something else than its program, at {difference}, because of a change that could not be "
+            "seen; it is recorded again. Pass what changes as an argument, or keep it in a buffer",
             stacklevel=6,
         )
         return evaluation
@@ -377,8 +381,8 @@ class Graphs:
 
     def _say(self, reason: str, stacklevel: int = 6) -> None:
         """Warn that a program runs uncompiled, once for each reason."""
-        if reason not in self.eager_because:
-            self.eager_because.append(reason)
+        if reason not in self.eager_reasons:
+            self.eager_reasons.append(reason)
             warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=stacklevel)
 
 
@@ -393,48 +397,58 @@ def _is_checked(step: int) -> bool:
     return step in CHECKED_STEPS or step % CHECKED_EACH == 0
 
 
-def _difference(replayed: LossEvaluation, evaluation: LossEvaluation) -> str | None:
+def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) -> str | None:
     """Return the site or parameter where a graph is furthest from its program, or None if they agree."""
-    theirs = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
+    program_gradients = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
     # What is compared, by name.
-    ours = {"the loss": replayed.loss}
-    others = {"the loss": evaluation.loss}
+    replayed_values = {"the loss": replayed.loss}
+    program_values = {"the loss": evaluation.loss}
     for (name, parameter), gradient in zip(
         replayed.parameters.items(), replayed.gradients, strict=True
     ):
-        if id(parameter) in replayed.moved:
+        if id(parameter) in replayed.updated_in_graph:
             continue
-        other = theirs.get(name)
-        what = f"the gradient of {name}"
-        ours[what] = torch.zeros_like(parameter) if gradient is None else gradient
-        others[what] = torch.zeros_like(parameter) if other is None else other
-    if agree(list(ours.values()), list(others.values()), MOST_DIFFERENCE):
+        program_gradient = program_gradients.get(name)
+        label = f"the gradient of {name}"
+        replayed_values[label] = torch.zeros_like(parameter) if gradient is None else gradient
+        program_values[label] = (
+            torch.zeros_like(parameter) if program_gradient is None else program_gradient
+        )
+    if agree(list(replayed_values.values()), list(program_values.values()), MOST_DIFFERENCE):
         return None
     if replayed.terms is not None and evaluation.terms is not None:
         for kind in ("nll_by_site", "kl_by_site"):
-            own = getattr(replayed.terms, kind)
-            other = getattr(evaluation.terms, kind)
-            for name in own.keys() & other.keys():
+            replayed_terms = getattr(replayed.terms, kind)
+            program_terms = getattr(evaluation.terms, kind)
+            for name in replayed_terms.keys() & program_terms.keys():
                 # A site says more than what its term adds to.
-                if _distance(own[name], other[name]) > MOST_DIFFERENCE:
+                if _relative_distance(replayed_terms[name], program_terms[name]) > MOST_DIFFERENCE:
                     return f"site '{name}'"
-    return max(ours, key=lambda what: _distance(ours[what], others[what]))
+    return max(
+        replayed_values,
+        key=lambda label: _relative_distance(replayed_values[label], program_values[label]),
+    )
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _relative_distance(value: Tensor, reference: Tensor) -> float:
     """Return the norm of a difference, relative to a norm; a NaN is furthest."""
     distance = float(
-        (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)
+        (value.double() - reference.double()).norm() / reference.double().norm().clamp(min=1e-30)
     )
     return math.inf if math.isnan(distance) else distance
 
 
-def _program(call: Call, leaves: Leaves) -> Hashable:
+def _program_key(call: Call, leaves: Leaves) -> Hashable:
     """Return what decides on a graph, besides the leaves of the arguments and the state that the program reads."""
-    ids: tuple[object, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
-    if call.mover is not None:
-        moved = call.mover.param_groups[0]["params"]
-        ids += tuple(map(bool, map(post_accumulate_hooks, moved)))
+    ids: tuple[object, ...] = (
+        id(call.model),
+        id(call.guide),
+        id(call.loss),
+        id(call.graph_optimizer),
+    )
+    if call.graph_optimizer is not None:
+        site_parameters = call.graph_optimizer.param_groups[0]["params"]
+        ids += tuple(map(bool, map(post_accumulate_hooks, site_parameters)))
     weighted = call.weight == 0.0
     return ids, leaves.tree, call.gradients, weighted, settings_now()
 

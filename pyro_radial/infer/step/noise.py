@@ -64,12 +64,12 @@ def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
         sources.append(source)
     if not sources:
         return list, module
-    last = module.graph.find_nodes(op="placeholder")[-1]
+    last_input = module.graph.find_nodes(op="placeholder")[-1]
     for number, node in reversed(list(enumerate(nodes))):
-        with module.graph.inserting_after(last):
+        with module.graph.inserting_after(last_input):
             noise = module.graph.placeholder(f"noise_{number}")
         if node.target is aten.native_dropout.default:
-            _drop_out(module, node, noise)
+            _replace_dropout(module, node, noise)
         else:
             node.replace_all_uses_with(noise)
         module.graph.erase_node(node)
@@ -85,11 +85,11 @@ def _draw_one_by_one(sources: Sequence[Source]) -> list[Tensor]:
 
 def _draw_together(sources: Sequence[Source]) -> list[Tensor]:
     """Draw at once what has one distribution, dtype and device."""
-    found: dict[int, Tensor] = {}
+    draws: dict[int, Tensor] = {}
     groups: dict[Any, list[int]] = {}
     for number, source in enumerate(sources):
         if source.standard is None:
-            found[number] = source.draw()
+            draws[number] = source.draw()
         else:
             groups.setdefault((source.standard, source.dtype, source.device), []).append(number)
     for (function, dtype, device), members in groups.items():
@@ -97,8 +97,8 @@ def _draw_together(sources: Sequence[Source]) -> list[Tensor]:
         slices = function(sum(padded), dtype=dtype, device=device).split(padded)
         for number, piece in zip(members, slices, strict=True):
             shape = sources[number].shape
-            found[number] = piece[: shape.numel()].view(shape)
-    return [found[number] for number in range(len(sources))]
+            draws[number] = piece[: shape.numel()].view(shape)
+    return [draws[number] for number in range(len(sources))]
 
 
 def _is_random(node: Node) -> bool:
@@ -115,11 +115,11 @@ def _source(node: Node) -> Source | None:
     if kwargs.pop("generator", None) is not None:
         return None
     if target is aten.native_dropout.default:
-        x, share, train = args
+        x, drop_probability, train = args
         if not train or not isinstance(x, Node):
             return None
         value = x.meta["val"]
-        draw = partial(_draw_kept_places, value.shape, float(share), value.device)  # type: ignore[arg-type]
+        draw = partial(_draw_dropout_mask, value.shape, float(drop_probability), value.device)  # type: ignore[arg-type]
         return Source(draw, None, value.shape, torch.bool, value.device)
     value = node.meta["val"]
     if not isinstance(value, Tensor):
@@ -159,18 +159,18 @@ def _draw_into_memory(
     return target(memory, *args, **kwargs)
 
 
-def _draw_kept_places(shape: torch.Size, share: float, device: torch.device) -> Tensor:
+def _draw_dropout_mask(shape: torch.Size, drop_probability: float, device: torch.device) -> Tensor:
     """Draw the places that a dropout keeps."""
-    return torch.rand(shape, device=device) >= share
+    return torch.rand(shape, device=device) >= drop_probability
 
 
-def _drop_out(module: GraphModule, node: Node, kept: Node) -> None:
+def _replace_dropout(module: GraphModule, node: Node, mask: Node) -> None:
     """Replace a dropout by products with the places that it keeps."""
-    x, share, _ = node.args
-    factor = 1.0 / (1.0 - float(share)) if float(share) < 1.0 else 0.0  # type: ignore[arg-type]
+    x, drop_probability, _ = node.args
+    factor = 1.0 / (1.0 - float(drop_probability)) if float(drop_probability) < 1.0 else 0.0  # type: ignore[arg-type]
     with module.graph.inserting_before(node):
-        product = module.graph.call_function(aten.mul.Tensor, (x, kept))
+        product = module.graph.call_function(aten.mul.Tensor, (x, mask))
         output = module.graph.call_function(aten.mul.Tensor, (product, factor))
     for user in list(node.users):
-        user.replace_all_uses_with(output if user.args[1] == 0 else kept)
+        user.replace_all_uses_with(output if user.args[1] == 0 else mask)
         module.graph.erase_node(user)

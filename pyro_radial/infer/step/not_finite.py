@@ -25,7 +25,7 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     return None
 
 
-def not_finite_parts(
+def find_not_finite(
     loss: ELBO,
     model: Model,
     guide: Guide,
@@ -66,10 +66,10 @@ def not_finite_parts(
         return [] if site is None else [f"log-density of site '{site}'"]
 
 
-def not_finite_error(parts: Iterable[str], step: int) -> FloatingPointError:
+def not_finite_error(names: Iterable[str], step: int) -> FloatingPointError:
     """Make the error for a training that has diverged."""
     return FloatingPointError(
-        f"not finite in step {step}: {', '.join(parts)}; no step was taken on it; try a smaller learning rate"
+        f"not finite in step {step}: {', '.join(names)}; no step was taken on it; try a smaller learning rate"
     )
 
 
@@ -78,11 +78,11 @@ def check_parameters(parameters: Iterable[tuple[str, Tensor]], step: int) -> Non
     named = [(name, tensor) for name, tensor in parameters if tensor.is_floating_point()]
     # One look for all, because each waits for the device.
     flags = [torch.isfinite(tensor).all() for _, tensor in named]
-    broken = None if not flags or bool(torch.stack(flags).all()) else first_not_finite(named)
-    if broken is not None and step:
-        raise not_finite_error([f"parameter {broken}"], step)
-    if broken is not None:
+    nonfinite = None if not flags or bool(torch.stack(flags).all()) else first_not_finite(named)
+    if nonfinite is not None and step:
+        raise not_finite_error([f"parameter {nonfinite}"], step)
+    if nonfinite is not None:
         raise FloatingPointError(
-            f"not finite before the first step: parameter {broken}; create the model and the guide anew, also to "
+            f"not finite before the first step: parameter {nonfinite}; create the model and the guide anew, also to "
             "resume from a checkpoint"
         )

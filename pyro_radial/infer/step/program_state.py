@@ -65,7 +65,7 @@ FRAMEWORKS = frozenset({"torch", "pyro", "pyro_radial", "numpy", "opt_einsum", "
 MACHINERY = {"_distutils_hack", "setuptools", "typing_extensions"}
 LIBRARIES = FRAMEWORKS | MACHINERY | sys.stdlib_module_names
 # With more, comparing takes longer than a step.
-MOST_PLACES, MOST_BYTES = 20_000, 4096
+MOST_SLOTS, MOST_BYTES = 20_000, 4096
 MISSING = object()
 ABSENT = (KeyError, IndexError, AttributeError, ValueError, LookupError)
 FLAGS = operator.attrgetter("requires_grad", "_backward_hooks")
@@ -82,7 +82,7 @@ MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "
 MODULE_DICTS = ("_parameters", "_buffers", "_modules", "_pyro_samples", *MODULE_HOOKS)
 
 
-class UncapturableError(Exception):
+class UnrecordableError(Exception):
     """The reason why a program is not one graph."""
 
 
@@ -110,30 +110,30 @@ class Code:
             ):
                 self.ran[frame.f_code] = not is_library(frame.f_globals.get("__name__"))
 
-        before = sys.getprofile()
+        previous_profiler = sys.getprofile()
         sys.setprofile(note)
         try:
             yield
         finally:
-            sys.setprofile(before)
-        self.users = [code for code, users in self.ran.items() if users]
+            sys.setprofile(previous_profiler)
+        self.user_code = [code for code, is_users in self.ran.items() if is_users]
         self.names = _names_in(self.ran)
-        self.users_names = _names_in(self.users)
+        self.user_names = _names_in(self.user_code)
 
     def line_of(self, path: str) -> str:
         """Return the user's line that stores the last name in a path, else the first line with it, in parentheses."""
         names = re.findall(r"\w+", path)[::-1]
-        found: list[tuple[Any, ...]] = []
-        for number, code in enumerate(self.users):
-            for step in dis.get_instructions(code):
-                if step.argval in names:
-                    stores = step.opname.startswith("STORE")
-                    order = names.index(step.argval), not stores, number
-                    found.append((*order, code.co_filename, step.positions))
-        if not found:
+        candidates: list[tuple[Any, ...]] = []
+        for number, code in enumerate(self.user_code):
+            for instruction in dis.get_instructions(code):
+                if instruction.argval in names:
+                    stores = instruction.opname.startswith("STORE")
+                    order = names.index(instruction.argval), not stores, number
+                    candidates.append((*order, code.co_filename, instruction.positions))
+        if not candidates:
             return ""
-        *_, file, place = min(found)
-        return f" ({line(file, place.lineno)})" if place else ""
+        *_, file, positions = min(candidates)
+        return f" ({line(file, positions.lineno)})" if positions else ""
 
 
 def line(file: str, number: int | None) -> str:
@@ -151,42 +151,42 @@ def is_library(module: object) -> bool:
 
 def _names_in(codes: Iterable[CodeType]) -> frozenset[str]:
     """Return all names and short strings in code, also in that of functions inside."""
-    found: set[str] = set()
-    waiting: list[object] = list(codes)
-    for thing in waiting:
-        if isinstance(thing, CodeType):
-            found.update(thing.co_names, thing.co_freevars)
-            waiting.extend(thing.co_consts)
-        elif isinstance(thing, tuple):
-            waiting.extend(thing)
-        elif isinstance(thing, str) and len(thing) < 100:
-            found.update(thing.split("."))
-    return frozenset(found)
+    names: set[str] = set()
+    constants: list[object] = list(codes)
+    for constant in constants:
+        if isinstance(constant, CodeType):
+            names.update(constant.co_names, constant.co_freevars)
+            constants.extend(constant.co_consts)
+        elif isinstance(constant, tuple):
+            constants.extend(constant)
+        elif isinstance(constant, str) and len(constant) < 100:
+            names.update(constant.split("."))
+    return frozenset(names)
 
 
 #: A function of a holder and a key that returns the value there.
-Read = Callable[[Any, Any], Any]
+Getter = Callable[[Any, Any], Any]
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Where a value is read, in words too, and whether the user's code names it."""
 
-    read: Read
+    getter: Getter
     holder: Any
     key: Any
     path: str
-    users: bool
+    in_user_code: bool
 
-    def now(self) -> Any:
+    def read(self) -> Any:
         """Return the present value."""
         try:
-            return self.read(self.holder, self.key)
+            return self.getter(self.holder, self.key)
         except ABSENT:
             return MISSING
 
-    def put(self, value: object) -> None:
+    def write(self, value: object) -> None:
         """Put a value there."""
-        WRITES.get(self.read, setattr)(self.holder, self.key, value)
+        SETTERS.get(self.getter, setattr)(self.holder, self.key, value)
 
 
 def _read_class(holder: type, key: str) -> Any:
@@ -205,259 +205,280 @@ class State:
         self,
         roots: Mapping[str, object],
         code: Code,
-        also: Iterable[tuple[Mapping[str, Any], str]] = (),
+        parameter_holders: Iterable[tuple[Mapping[str, Any], str]] = (),
         ignored: Collection[str] = (),
-        read: Collection[int] = (),
+        host_read_ids: Collection[int] = (),
     ) -> None:
         self.code = code
         self.ignored = ignored
-        self.read = read
+        self.host_read_ids = host_read_ids
         #: Why there can be no graph; None if nothing speaks against it.
-        self.refusal: str | None = None
-        self.places: list[Place] = []
+        self.unreadable_reason: str | None = None
+        self.slots: list[Slot] = []
         self.values: list[object] = []
         #: Each tensor once, in the order in which it was found.
         self.tensors: list[Tensor] = []
-        self._known: set[tuple[int, object]] = set()
-        self._seen: dict[int, object] = {}
+        self._slot_keys: set[tuple[int, object]] = set()
+        self._visited: dict[int, object] = {}
         # Containers and the variables of objects with copies, and which new attributes of an object count.
-        self._sized: list[tuple[Place, Any, Collection[str] | None]] = []
-        self._waiting: list[tuple[object, str, bool]] = []
+        self._sized_holders: list[tuple[Slot, Any, Collection[str] | None]] = []
+        self._to_visit: list[tuple[object, str, bool]] = []
         for name, root in roots.items():
-            self._waiting.append((root, name, False))
-        for holder, name in also:
-            self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
+            self._to_visit.append((root, name, False))
+        for holder, name in parameter_holders:
+            self._add_slot(Slot(operator.getitem, holder, name, f"parameter {name}", False))
         # Tensors of a class of their own may refuse that their attributes are read.
         with DisableTorchFunctionSubclass():
-            while self._waiting:
-                self._visit(*self._waiting.pop())
-        self._flatten()
+            while self._to_visit:
+                self._visit(*self._to_visit.pop())
+        self._arrange_comparisons()
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether all is as it was, apart from tensors that were replaced by their like."""
         with DisableTorchFunctionSubclass():
-            return self._is_as_it_was() or self._is_alike()
+            return self._is_identical() or self._take_over_replaced_tensors()
 
-    def _is_as_it_was(self) -> bool:
+    def _is_identical(self) -> bool:
         """Return whether no value, size or tensor is another one."""
         with suppress(*ABSENT):
-            for read, same, values, holders, keys in self._reads:
-                if not all(map(same, map(read, holders, keys), values)):
+            for getter, is_same, values, holders, keys in self._comparisons:
+                if not all(map(is_same, map(getter, holders, keys), values)):
                     return False
             if list(map(len, self._holders)) != self._sizes:
                 return False
             return list(map(FLAGS, self.tensors)) == self._flags
         return False
 
-    def _is_alike(self) -> bool:
+    def _take_over_replaced_tensors(self) -> bool:
         """Return whether only tensors were replaced by their like, and take these over."""
         if self.changes():
             return False
-        new: dict[int, Any] = {}
-        for place, value in zip(self.places, self.values, strict=True):
-            new[id(value)] = place.now()
-        self.values = [new[id(value)] for value in self.values]
-        self.tensors = [new.get(id(tensor), tensor) for tensor in self.tensors]
-        self._flatten()
+        current_by_id: dict[int, Any] = {}
+        for slot, value in zip(self.slots, self.values, strict=True):
+            current_by_id[id(value)] = slot.read()
+        self.values = [current_by_id[id(value)] for value in self.values]
+        self.tensors = [current_by_id.get(id(tensor), tensor) for tensor in self.tensors]
+        self._arrange_comparisons()
         return True
 
-    def changes(self, *, replaced: bool = False) -> list[tuple[str, bool]]:
-        """Return what has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
-        found: list[tuple[str, bool]] = []
-        now_at: dict[int, object] = {}
+    def changes(self, *, count_replaced: bool = False) -> list[tuple[str, bool]]:
+        """Return the path of each changed value, and whether the user's code names it.
+
+        :param count_replaced: whether each replaced tensor counts as a change, also by one with the same properties.
+        """
+        changes: list[tuple[str, bool]] = []
+        current_by_id: dict[int, object] = {}
         with DisableTorchFunctionSubclass():
             flags = dict(zip(map(id, self.tensors), self._flags, strict=True))
-            for place, value in zip(self.places, self.values, strict=True):
-                now = place.now()
-                same = _equal(value, now)
-                if isinstance(value, Tensor) and isinstance(now, Tensor):
-                    other = (
-                        replaced or id(value) in self.read or metadata_of(now) != metadata_of(value)
+            for slot, value in zip(self.slots, self.values, strict=True):
+                current = slot.read()
+                is_same = _is_unchanged(value, current)
+                if isinstance(value, Tensor) and isinstance(current, Tensor):
+                    counts = (
+                        count_replaced
+                        or id(value) in self.host_read_ids
+                        or metadata_of(current) != metadata_of(value)
                     )
                     # Two places of one tensor must stay places of one tensor.
-                    one = now_at.setdefault(id(value), now) is now
-                    same = (same or not other) and one and FLAGS(now) == flags[id(value)]
-                if not same:
-                    found.append((place.path, place.users))
-        for place, before, counted in self._sized:
-            if len(place.holder) != len(before) and counted is None:
-                found.append((place.path, place.users))
-            elif len(place.holder) != len(before):
-                for key in sorted(counted & (place.holder.keys() - before)):
-                    found.append((f"{place.path}.{key}", key in self.code.users_names))
-        return found
+                    is_shared = current_by_id.setdefault(id(value), current) is current
+                    is_same = (
+                        (is_same or not counts) and is_shared and FLAGS(current) == flags[id(value)]
+                    )
+                if not is_same:
+                    changes.append((slot.path, slot.in_user_code))
+        for slot, original, counted_names in self._sized_holders:
+            if len(slot.holder) != len(original) and counted_names is None:
+                changes.append((slot.path, slot.in_user_code))
+            elif len(slot.holder) != len(original):
+                for key in sorted(counted_names & (slot.holder.keys() - original)):
+                    changes.append((f"{slot.path}.{key}", key in self.code.user_names))
+        return changes
 
     def changed_numbers(self) -> list[str]:
         """Return the paths of Python numbers that have changed."""
         paths: list[str] = []
-        for place, value in zip(self.places, self.values, strict=True):
-            now = place.now()
-            if type(value) in (int, float) and type(now) is type(value) and now != value:
-                paths.append(place.path)
+        for slot, value in zip(self.slots, self.values, strict=True):
+            current = slot.read()
+            if type(value) in (int, float) and type(current) is type(value) and current != value:
+                paths.append(slot.path)
         return paths
 
     def restore(self) -> None:
         """Put all values back."""
-        for place, before, counted in self._sized:
-            if len(place.holder) != len(before) and counted is None:
-                _refill(place.holder, None, before)
-            elif len(place.holder) != len(before):
-                for key in place.holder.keys() - before:
-                    delattr(place.key, key)
-        for place, value in zip(self.places, self.values, strict=True):
-            if not _equal(value, place.now()):
-                place.put(value)
+        for slot, original, counted_names in self._sized_holders:
+            if len(slot.holder) != len(original) and counted_names is None:
+                _restore_content(slot.holder, None, original)
+            elif len(slot.holder) != len(original):
+                for key in slot.holder.keys() - original:
+                    delattr(slot.key, key)
+        for slot, value in zip(self.slots, self.values, strict=True):
+            if not _is_unchanged(value, slot.read()):
+                slot.write(value)
 
-    def _flatten(self) -> None:
+    def _arrange_comparisons(self) -> None:
         """Arrange what is compared, for speed: all values that are read alike in three lists."""
-        by_read: dict[Read, tuple[list[object], list[object], list[object]]] = {}
-        for place, value in zip(self.places, self.values, strict=True):
-            values, holders, keys = by_read.setdefault(place.read, ([], [], []))
+        by_getter: dict[Getter, tuple[list[object], list[object], list[object]]] = {}
+        for slot, value in zip(self.slots, self.values, strict=True):
+            values, holders, keys = by_getter.setdefault(slot.getter, ([], [], []))
             values.append(value)
-            holders.append(place.holder)
-            keys.append(place.key)
-        self._reads: list[tuple[Any, ...]] = []
-        for read, lists in by_read.items():
-            same = operator.eq if read is _content else operator.is_
-            self._reads.append((read, same, *lists))
-        self._holders = [place.holder for place, _, _ in self._sized]
+            holders.append(slot.holder)
+            keys.append(slot.key)
+        self._comparisons: list[tuple[Any, ...]] = []
+        for getter, lists in by_getter.items():
+            is_same = operator.eq if getter is _copy_content else operator.is_
+            self._comparisons.append((getter, is_same, *lists))
+        self._holders = [slot.holder for slot, _, _ in self._sized_holders]
         self._sizes = list(map(len, self._holders))
         with DisableTorchFunctionSubclass():
             self._flags = list(map(FLAGS, self.tensors))
 
-    def _visit(self, thing: object, path: str, users: bool) -> None:
+    def _visit(self, value: object, path: str, in_user_code: bool) -> None:
         """Note the places in a thing."""
-        if id(thing) in self._seen or isinstance(thing, (*PLAIN, *OPAQUE)):
+        if id(value) in self._visited or isinstance(value, (*PLAIN, *OPAQUE)):
             return
-        self._seen[id(thing)] = thing
-        if isinstance(thing, Tensor):
-            self.tensors.append(thing)
-            self._waiting.append((thing._backward_hooks, f"hooks of {path}", True))
-            if id(thing) in self.read:
-                self._add(Place(_content, thing, None, path, users))
-        elif isinstance(thing, ONCE) and users and not any(thing is seeded for seeded in SEEDED):
-            self.refusal = (
-                f"it takes values from {path}{self.code.line_of(path)}, {type(thing).__name__}; "
+        self._visited[id(value)] = value
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            self._to_visit.append((value._backward_hooks, f"hooks of {path}", True))
+            if id(value) in self.host_read_ids:
+                self._add_slot(Slot(_copy_content, value, None, path, in_user_code))
+        elif (
+            isinstance(value, ONCE)
+            and in_user_code
+            and not any(value is seeded for seeded in SEEDED)
+        ):
+            self.unreadable_reason = (
+                f"it takes values from {path}{self.code.line_of(path)}, {type(value).__name__}; "
                 "pass them as arguments"
             )
-        elif isinstance(thing, CONTENTS):
-            size = 0 if isinstance(thing, set) else memoryview(cast(Any, thing)).nbytes
+        elif isinstance(value, CONTENTS):
+            size = 0 if isinstance(value, set) else memoryview(cast(Any, value)).nbytes
             if size > MOST_BYTES:
-                self.refusal = (
+                self.unreadable_reason = (
                     f"{path} is an array of {size} bytes, too many to compare; make it a tensor"
                 )
             else:
-                self._add(Place(_content, thing, None, path, users))
-        elif isinstance(thing, FunctionType):
-            self._visit_function(thing)
-        elif isinstance(thing, ModuleType | type):
-            self._named_attributes(thing)
-        elif isinstance(thing, MethodType):
-            self._waiting.append((thing.__func__, path, users))
-            self._waiting.append((thing.__self__, type(thing.__self__).__name__, users))
+                self._add_slot(Slot(_copy_content, value, None, path, in_user_code))
+        elif isinstance(value, FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, ModuleType | type):
+            self._add_named_attributes(value)
+        elif isinstance(value, MethodType):
+            self._to_visit.append((value.__func__, path, in_user_code))
+            self._to_visit.append((value.__self__, type(value.__self__).__name__, in_user_code))
         else:
-            self._items(thing, path, users)
-            self._attributes(thing, path)
+            self._add_items(value, path, in_user_code)
+            self._add_attributes(value, path)
 
-    def _add(self, place: Place) -> None:
+    def _add_slot(self, slot: Slot) -> None:
         """Note a place, and look at its value later."""
-        key = (id(place.holder), place.key)
-        if key in self._known or place.path in self.ignored:
+        key = (id(slot.holder), slot.key)
+        if key in self._slot_keys or slot.path in self.ignored:
             return
-        value = place.now()
+        value = slot.read()
         if value is MISSING:
             return
-        if len(self.places) >= MOST_PLACES:
-            self.refusal = (
-                f"it can read more than {MOST_PLACES} Python values, such as {place.path}"
+        if len(self.slots) >= MOST_SLOTS:
+            self.unreadable_reason = (
+                f"it can read more than {MOST_SLOTS} Python values, such as {slot.path}"
             )
-            self._waiting.clear()
+            self._to_visit.clear()
             return
-        self._known.add(key)
-        self.places.append(place)
+        self._slot_keys.add(key)
+        self.slots.append(slot)
         self.values.append(value)
-        self._waiting.append((value, place.path, place.users))
+        self._to_visit.append((value, slot.path, slot.in_user_code))
 
-    def _items(self, thing: object, path: str, users: bool) -> None:
+    def _add_items(self, container: object, path: str, in_user_code: bool) -> None:
         """Note the items of a container, and its size."""
-        if isinstance(thing, dict | list | deque) and path not in self.ignored:
-            self._sized.append((Place(getattr, thing, None, path, users), thing.copy(), None))
+        if isinstance(container, dict | list | deque) and path not in self.ignored:
+            self._sized_holders.append(
+                (Slot(getattr, container, None, path, in_user_code), container.copy(), None)
+            )
         keys: Iterable[object] = ()
-        if isinstance(thing, dict | MappingProxyType):
-            keys = list(thing)
-        elif isinstance(thing, list | tuple | deque):
-            keys = range(len(thing))
+        if isinstance(container, dict | MappingProxyType):
+            keys = list(container)
+        elif isinstance(container, list | tuple | deque):
+            keys = range(len(container))
         for key in keys:
-            self._add(Place(operator.getitem, thing, key, f"{path}[{key!r}]", users))
+            self._add_slot(Slot(operator.getitem, container, key, f"{path}[{key!r}]", in_user_code))
 
-    def _attributes(self, thing: object, path: str) -> None:
+    def _add_attributes(self, owner: object, path: str) -> None:
         """Note an object's attributes, its class and what it wraps."""
-        variables = getattr(thing, "__dict__", None)
-        mro = type(thing).__mro__[:-1]
+        variables = getattr(owner, "__dict__", None)
+        mro = type(owner).__mro__[:-1]
         classes = [cls for cls in mro if not is_library(cls.__module__)]
-        counted = self.code.users_names if len(classes) == len(mro) else self.code.names
+        counted_names = self.code.user_names if len(classes) == len(mro) else self.code.names
         if isinstance(variables, dict):
-            counted = counted - INTERNAL
-            if isinstance(thing, AutoGuide):
+            counted_names = counted_names - INTERNAL
+            if isinstance(owner, AutoGuide):
                 # It makes them anew in each run, also where the user's code has another thing of that name.
-                counted = counted - {"plates"}
+                counted_names = counted_names - {"plates"}
             # Nobody gives objects of libraries other attributes, but modules a method or a hook.
-            if classes or isinstance(thing, nn.Module):
-                self._sized.append(
-                    (Place(getattr, variables, thing, path, False), dict(variables), counted)
+            if classes or isinstance(owner, nn.Module):
+                self._sized_holders.append(
+                    (Slot(getattr, variables, owner, path, False), dict(variables), counted_names)
                 )
-            if isinstance(thing, nn.Module):
+            if isinstance(owner, nn.Module):
                 for key in MODULE_DICTS:
-                    self._waiting.append((variables.get(key), f"{path}.{key}", True))
-            for key in variables.keys() & counted:
-                users = key in self.code.users_names
-                self._add(Place(operator.getitem, variables, key, f"{path}.{key}", users))
+                    self._to_visit.append((variables.get(key), f"{path}.{key}", True))
+            for key in variables.keys() & counted_names:
+                in_user_code = key in self.code.user_names
+                self._add_slot(
+                    Slot(operator.getitem, variables, key, f"{path}.{key}", in_user_code)
+                )
         if classes:
-            self._add(Place(getattr, thing, "__class__", f"{path}.__class__", True))
+            self._add_slot(Slot(getattr, owner, "__class__", f"{path}.__class__", True))
         for cls in classes:
-            self._waiting.append((cls, cls.__name__, True))
+            self._to_visit.append((cls, cls.__name__, True))
             for key, value in vars(cls).items():
                 if isinstance(value, MemberDescriptorType):
-                    self._add(Place(getattr, thing, key, f"{path}.{key}", True))
-        if isinstance(thing, WRAPPERS):
+                    self._add_slot(Slot(getattr, owner, key, f"{path}.{key}", True))
+        if isinstance(owner, WRAPPERS):
             for name in WRAPPED:
-                self._waiting.append((getattr(thing, name, None), path, True))
+                self._to_visit.append((getattr(owner, name, None), path, True))
 
-    def _named_attributes(self, thing: ModuleType | type) -> None:
+    def _add_named_attributes(self, owner: ModuleType | type) -> None:
         """Note the attributes of a Python module or a class that code names."""
-        library = is_library(thing.__name__ if isinstance(thing, ModuleType) else thing.__module__)
-        counted = self.code.users_names if library else self.code.names
-        if isinstance(thing, ModuleType):
-            for key in vars(thing).keys() & counted:
-                self._add(
-                    Place(operator.getitem, vars(thing), key, f"{thing.__name__}.{key}", True)
+        library = is_library(owner.__name__ if isinstance(owner, ModuleType) else owner.__module__)
+        counted_names = self.code.user_names if library else self.code.names
+        if isinstance(owner, ModuleType):
+            for key in vars(owner).keys() & counted_names:
+                self._add_slot(
+                    Slot(operator.getitem, vars(owner), key, f"{owner.__name__}.{key}", True)
                 )
         elif not library:
-            variables = vars(thing)
-            self._sized.append(
-                (Place(getattr, variables, thing, thing.__name__, True), dict(variables), counted)
+            variables = vars(owner)
+            self._sized_holders.append(
+                (
+                    Slot(getattr, variables, owner, owner.__name__, True),
+                    dict(variables),
+                    counted_names,
+                )
             )
             for key, value in list(variables.items()):
-                if key in counted or isinstance(value, FunctionType):
-                    self._add(Place(_read_class, thing, key, f"{thing.__name__}.{key}", True))
+                if key in counted_names or isinstance(value, FunctionType):
+                    self._add_slot(Slot(_read_class, owner, key, f"{owner.__name__}.{key}", True))
 
     def _visit_function(self, function: FunctionType) -> None:
         """Note what a function that ran reads: its closure and attributes; a user's defaults and globals too."""
-        users = self.code.ran.get(function.__code__)
-        if users is None:
+        in_user_code = self.code.ran.get(function.__code__)
+        if in_user_code is None:
             return
         name = function.__qualname__.rpartition(".")[2]
         for key, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
-            self._add(Place(getattr, cell, "cell_contents", f"{name}'s {key}", users))
-        self._attributes(function, name)
-        if users:
+            self._add_slot(Slot(getattr, cell, "cell_contents", f"{name}'s {key}", in_user_code))
+        self._add_attributes(function, name)
+        if in_user_code:
             for key in ("__defaults__", "__kwdefaults__"):
                 if getattr(function, key):
-                    self._add(Place(getattr, function, key, f"{name}.{key}", True))
+                    self._add_slot(Slot(getattr, function, key, f"{name}.{key}", True))
             for key in _globals_in(function.__code__):
-                self._add(Place(operator.getitem, function.__globals__, key, f"global {key}", True))
+                self._add_slot(
+                    Slot(operator.getitem, function.__globals__, key, f"global {key}", True)
+                )
 
 
 def _globals_in(code: CodeType) -> Iterator[str]:
@@ -469,39 +490,39 @@ def _globals_in(code: CodeType) -> Iterator[str]:
             yield from _globals_in(instruction.argval)
 
 
-def _equal(value: object, now: object) -> bool:
+def _is_unchanged(value: object, current: object) -> bool:
     """Return whether two values are one, or immutable and equal."""
-    if value is now:
+    if value is current:
         return True
-    if type(value) is not type(now) or not isinstance(value, (*PLAIN, tuple, frozenset)):
+    if type(value) is not type(current) or not isinstance(value, (*PLAIN, tuple, frozenset)):
         return False
-    if isinstance(value, tuple) and isinstance(now, tuple):
-        return len(value) == len(now) and all(map(_equal, value, now))
-    return bool(value == now)
+    if isinstance(value, tuple) and isinstance(current, tuple):
+        return len(value) == len(current) and all(map(_is_unchanged, value, current))
+    return bool(value == current)
 
 
-def _content(thing: Any, _: None) -> Any:
+def _copy_content(holder: Any, _: None) -> Any:
     """Return a copy of what is in a set, an array or a tensor."""
-    if isinstance(thing, Tensor):
-        return thing.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(thing, np.ndarray):
-        return thing.shape, thing.dtype, thing.tobytes()
-    return frozenset(thing) if isinstance(thing, set) else bytes(thing)
+    if isinstance(holder, Tensor):
+        return holder.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(holder, np.ndarray):
+        return holder.shape, holder.dtype, holder.tobytes()
+    return frozenset(holder) if isinstance(holder, set) else bytes(holder)
 
 
-def _refill(thing: Any, _: None, before: Any) -> None:
+def _restore_content(holder: Any, _: None, content: Any) -> None:
     """Give a container, set or array its former content."""
-    if isinstance(thing, dict | set | deque):
-        thing.clear()
-        (thing.extend if isinstance(thing, deque) else thing.update)(before)
-    elif isinstance(thing, np.ndarray):
-        thing[...] = np.frombuffer(before[2], before[1]).reshape(before[0])
+    if isinstance(holder, dict | set | deque):
+        holder.clear()
+        (holder.extend if isinstance(holder, deque) else holder.update)(content)
+    elif isinstance(holder, np.ndarray):
+        holder[...] = np.frombuffer(content[2], content[1]).reshape(content[0])
     else:
-        thing[:] = array(thing.typecode, before) if isinstance(thing, array) else before
+        holder[:] = array(holder.typecode, content) if isinstance(holder, array) else content
 
 
 # How a place is written, if not as an attribute.
-WRITES: dict[Read, Callable[[Any, Any, Any], Any]] = {
+SETTERS: dict[Getter, Callable[[Any, Any, Any], Any]] = {
     operator.getitem: operator.setitem,
-    _content: _refill,
+    _copy_content: _restore_content,
 }

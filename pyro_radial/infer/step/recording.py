@@ -32,14 +32,6 @@ from pyro_radial._pyro.types import Args, Guide, Kwargs, Message, Model, Node
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.elbo import TermsELBO, entropies
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.step.arguments import (
-    Leaves,
-    Numbers,
-    as_tensor_of,
-    descriptions,
-    is_number,
-    rebuilder,
-)
 from pyro_radial.infer.step.loss_evaluation import (
     Call,
     LossEvaluation,
@@ -48,21 +40,29 @@ from pyro_radial.infer.step.loss_evaluation import (
 )
 from pyro_radial.infer.step.program_state import (
     Code,
-    Place,
+    Slot,
     State,
-    UncapturableError,
+    UnrecordableError,
     is_library,
     line,
     metadata_of,
+)
+from pyro_radial.infer.step.signature import (
+    Leaves,
+    Numbers,
+    as_tensor_of,
+    descriptions,
+    is_number,
+    rebuilder,
 )
 from pyro_radial.infer.step.tensor_graph import (
     ChangedTensors,
     Graph,
     note_replaced_buffers,
-    put_back,
-    put_buffers_back,
     record,
     restore_after,
+    restore_buffers,
+    restore_tensors,
 )
 from pyro_radial.nn.modules import device_of, dtype_of
 
@@ -84,7 +84,7 @@ class RecordingHandler(Messenger):
         self.scales = scales
         self.checked = checked
         #: The scales that it has met.
-        self.seen: list[float] = []
+        self.site_scales: list[float] = []
         #: The names of observed sites that Pyro would check.
         self.observed: set[str] = set()
         #: The log-densities of the guide's Deltas by site.
@@ -93,7 +93,7 @@ class RecordingHandler(Messenger):
     def _pyro_sample(self, msg: Message) -> None:
         scale = msg["scale"]
         if isinstance(scale, int | float) and scale not in (0, 1):
-            self.seen.append(scale)
+            self.site_scales.append(scale)
             msg["scale"] = self.scales.get(scale, scale)
         distribution = leaf(msg["fn"])
         if isinstance(distribution, Delta) and not (msg["done"] or msg["is_observed"]):
@@ -139,9 +139,9 @@ def check_observations(model: Model, guide: Guide, args: Args, kwargs: Kwargs) -
             continue
         allowed = support.check(site["value"])[(..., *(None,) * support.event_dim)]
         values, allowed = torch.broadcast_tensors(site["value"], allowed)
-        for outside in values[~allowed][:1].tolist():
+        for invalid_value in values[~allowed][:1].tolist():
             raise ValueError(
-                f"site {name!r} must have observations within the support {support}, got {outside}"
+                f"site {name!r} must have observations within the support {support}, got {invalid_value}"
             )
 
 
@@ -161,55 +161,57 @@ class Recording:
     #: The positions of numbers among the leaves of the arguments.
     positions: Sequence[int]
     #: The places of numbers in the state, with their types.
-    places: Sequence[tuple[Place, type]]
+    number_slots: Sequence[tuple[Slot, type]]
     device: torch.device
     dtype: torch.dtype
     #: Pyro's dict of parameters while the program was recorded.
-    stored: Mapping[str, Tensor]
+    parameter_store: Mapping[str, Tensor]
     parameters: dict[str, Tensor]
     constants: list[Tensor]
     #: Where the program keeps the values of parameters, and their names.
-    kept: Sequence[tuple[Place, str]] = ()
+    parameter_slots: Sequence[tuple[Slot, str]] = ()
     # The arguments for which the guards held, kept so that no others get their ids, and their ids and versions.
     _guarded: list[Tensor] = field(default_factory=list)
     _versions: list[tuple[int, int]] = field(default_factory=list)
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """Return the weight of the KL and the other numbers of a call."""
-        found: list[Any] = [float(call.weight)]
+        numbers: list[Any] = [float(call.weight)]
         for position in self.positions:
-            found.append(leaves.values[position])
-        for place, _ in self.places:
-            found.append(place.now())
-        return found
+            numbers.append(leaves.values[position])
+        for slot, _ in self.number_slots:
+            numbers.append(slot.read())
+        return numbers
 
     def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
         """Return the inputs of the graph, besides its constants."""
-        weight, *others = self.numbers(call, leaves)
-        numbers = [as_tensor_of(number, self.dtype, self.device) for number in others]
-        return [torch.full((), weight, device=self.device), *numbers, *leaves.tensors()]
+        weight, *other_numbers = self.numbers(call, leaves)
+        number_tensors = [as_tensor_of(number, self.dtype, self.device) for number in other_numbers]
+        return [torch.full((), weight, device=self.device), *number_tensors, *leaves.tensors()]
 
-    def holds(self, leaves: Leaves) -> bool:
+    def is_valid(self, leaves: Leaves) -> bool:
         """Return whether the program, the shapes of its tensors, and what it reads of its arguments are unchanged."""
-        if stored_parameters() is not self.stored or not self.state_holds():
+        if stored_parameters() is not self.parameter_store or not self.is_state_valid():
             return False
-        for place, kind in self.places:
-            if type(place.now()) is not kind:
+        for slot, kind in self.number_slots:
+            if type(slot.read()) is not kind:
                 return False
-        return self._guards_hold(leaves)
+        return self._are_guards_valid(leaves)
 
-    def state_holds(self) -> bool:
+    def is_state_valid(self) -> bool:
         """Return whether the state is unchanged, and take over tensors that were replaced by their like."""
-        before = self.state.tensors
-        if not self.state.holds():
+        recorded_tensors = self.state.tensors
+        if not self.state.is_valid():
             return False
-        if self.state.tensors is not before:
-            now = dict(zip(map(id, before), self.state.tensors, strict=True))
-            self.parameters = {name: now.get(id(p), p) for name, p in self.parameters.items()}
-            self.constants = [now.get(id(tensor), tensor) for tensor in self.constants]
+        if self.state.tensors is not recorded_tensors:
+            replacements = dict(zip(map(id, recorded_tensors), self.state.tensors, strict=True))
+            self.parameters = {
+                name: replacements.get(id(p), p) for name, p in self.parameters.items()
+            }
+            self.constants = [replacements.get(id(tensor), tensor) for tensor in self.constants]
         return True
 
-    def _guards_hold(self, leaves: Leaves) -> bool:
+    def _are_guards_valid(self, leaves: Leaves) -> bool:
         """Return whether the conditions on values of arguments that the program tested still come out the same.
 
         Tensors that passed the last time, and were not written to since, are not looked at again.
@@ -220,24 +222,31 @@ class Recording:
         versions = [(id(tensor), tensor._version) for tensor in tensors]
         if versions == self._versions:
             return True
-        if not self.graph.guards.hold(tensors):
+        if not self.graph.guards.match(tensors):
             return False
         self._guarded = tensors
         self._versions = versions
         return True
 
-    def evaluation(self, call: Call, found: LossEvaluation, way: str) -> LossEvaluation:
-        """Return what the program would give if its graph has given ``found``, and leave what the program leaves."""
-        for place, name in self.kept:
-            place.put(pyro.get_param_store()[name])
-        terms: Any = found.terms
+    def evaluation_of_program(
+        self, call: Call, graph_evaluation: LossEvaluation, mode: str
+    ) -> LossEvaluation:
+        """Turn the result of the graph into that of the program.
+
+        It also stores the values of parameters where the program stores them.
+        """
+        for slot, name in self.parameter_slots:
+            slot.write(pyro.get_param_store()[name])
+        terms: Any = graph_evaluation.terms
         if terms is not None:
-            own_entropies = partial(guide_entropies, call.guide, call.args, call.kwargs)
-            terms = LossTerms(call.weight, entropies=own_entropies, **terms)
-        gradients = found.gradients
-        if call.share != 1.0:
-            gradients = scale_gradients(gradients, call.share)
-        return found._replace(parameters=self.parameters, terms=terms, gradients=gradients, way=way)
+            site_entropies = partial(guide_entropies, call.guide, call.args, call.kwargs)
+            terms = LossTerms(call.weight, entropies=site_entropies, **terms)
+        gradients = graph_evaluation.gradients
+        if call.gradient_scale != 1.0:
+            gradients = scale_gradients(gradients, call.gradient_scale)
+        return graph_evaluation._replace(
+            parameters=self.parameters, terms=terms, gradients=gradients, mode=mode
+        )
 
 
 def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tensor]:
@@ -250,22 +259,22 @@ def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tenso
 class FirstRun(NamedTuple):
     """A program that has run once as usual, and what is known from that run.
 
-    :param first: the scales and observations that it had.
+    :param handler: the scales and observations that it had.
     :param parameters: its parameters by name.
-    :param changed: the tensors that it changes.
+    :param changed_tensors: the tensors that it changes.
     :param device: that of the parameters, else of the modules.
     """
 
     call: Call
     leaves: Leaves
-    first: RecordingHandler
+    handler: RecordingHandler
     parameters: Mapping[str, Tensor]
-    changed: Sequence[Tensor]
+    changed_tensors: Sequence[Tensor]
     device: torch.device
     dtype: torch.dtype
 
 
-class UnreadableStateError(UncapturableError):
+class UnreadableStateError(UnrecordableError):
     """The reason why the state that a program reads cannot be compared."""
 
 
@@ -279,13 +288,13 @@ class Attempt(NamedTuple):
     :param evaluation: what a run as usual gave.
     :param recording: the recording, and all is as before the run; None if there is none, and all is as after it.
     :param reason: why there is none.
-    :param again: whether a later run, which does less, may be recorded.
+    :param may_try_again: whether a later run, which does less, may be recorded.
     """
 
     evaluation: LossEvaluation
     recording: Recording | None = None
     reason: str = ""
-    again: bool = False
+    may_try_again: bool = False
 
 
 def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
@@ -296,22 +305,22 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     noise = TorchNoise.now()
     changes = ChangedTensors()
     code = Code()
-    first = RecordingHandler({})
-    with note_replaced_buffers() as buffers, changes, first, code.watch():
+    handler = RecordingHandler({})
+    with note_replaced_buffers() as buffers, changes, handler, code.watch():
         evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
-        _warn_of_jacobians(first.densities)
+        _warn_of_jacobians(handler.densities)
     changed = changes.tensors()
-    for _, before, now in buffers.values():
-        if now is not before and isinstance(now, Tensor):
-            changed.append(now)
-    if call.mover is not None:
-        changed += call.mover.moved
+    for _, previous, latest in buffers.values():
+        if latest is not previous and isinstance(latest, Tensor):
+            changed.append(latest)
+    if call.graph_optimizer is not None:
+        changed += call.graph_optimizer.changed_tensors
     devices = [parameter.device for parameter in evaluation.parameters.values()]
     program = FirstRun(
         call,
         leaves,
-        first,
+        handler,
         evaluation.parameters,
         changed,
         device=devices[0] if devices else device_of(call.guide, call.model),
@@ -322,18 +331,18 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
         _check_gradients(recording, evaluation)
         # The program may have let an argument require a gradient.
         descriptions(leaves.values, numbers.positions)
-    except UncapturableError as error:
+    except UnrecordableError as error:
         if call.attached:
             noise.restore()
             evaluation = evaluate_loss(call)
         # The first run may do more than later ones, such as find a start by k-means.
-        again = isinstance(error, UnreadableStateError)
-        return Attempt(evaluation, reason=str(error), again=again)
-    put_buffers_back(buffers)
-    put_back(changes.before)
+        may_try_again = isinstance(error, UnreadableStateError)
+        return Attempt(evaluation, reason=str(error), may_try_again=may_try_again)
+    restore_buffers(buffers)
+    restore_tensors(changes.originals)
     noise.restore()
     # Buffers that the first run replaced are again those from before.
-    recording.state_holds()
+    recording.is_state_valid()
     return Attempt(evaluation, recording)
 
 
@@ -352,7 +361,7 @@ def _record_with_numbers(numbers: Numbers, program: FirstRun, code: Code) -> Rec
             return _record_twice(program, numbers, code)
         except NumbersReadError as error:
             numbers.give_up(error.args)
-        except UncapturableError:
+        except UnrecordableError:
             numbers.give_up_all()
     return _record_twice(program, numbers, code)
 
@@ -361,73 +370,81 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
     """Record a program, see that a second recording is the same, and leave all as it was."""
     call = program.call
     roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
-    before = State(roots, code, _holders(call, program.parameters))
-    if before.refusal is not None:
-        raise UnreadableStateError(before.refusal)
+    initial_state = State(roots, code, _parameter_holders(call, program.parameters))
+    if initial_state.unreadable_reason is not None:
+        raise UnreadableStateError(initial_state.unreadable_reason)
     values = program.leaves.values
     positions = [number for number in sorted(numbers.positions) if is_number(values[number])]
-    places = [p for p in before.places if p.path in numbers.paths and is_number(p.now())]
-    own = [values[position] for position in positions]
-    own += [place.now() for place in places]
+    number_slots = [
+        slot
+        for slot in initial_state.slots
+        if slot.path in numbers.paths and is_number(slot.read())
+    ]
+    recorded_values = [values[position] for position in positions]
+    recorded_values += [slot.read() for slot in number_slots]
     # A graph that holds a number itself differs from the graph of another number.
-    others = [_nearby(number) for number in own]
+    nearby_values = [_nearby_number(number) for number in recorded_values]
     noise = TorchNoise.now()
     ignored = set(UNREAD)
     recorded: list[tuple[Graph, dict[str, Tensor]]] = []
-    for seed, inputs in enumerate((own, others)):
+    for seed, inputs in enumerate((recorded_values, nearby_values)):
         try:
-            with seeded_elsewhere(seed), restore_after(program.changed):
-                graph, parameters = _record_once(program, before, positions, places, inputs)
+            with seeded_elsewhere(seed), restore_after(program.changed_tensors):
+                graph, parameters = _record_once(
+                    program, initial_state, positions, number_slots, inputs
+                )
             recorded.append((graph, parameters))
-            changes = before.changes(replaced=True)
-            kept = _kept_parameters(before, graph.constants)
+            changes = initial_state.changes(count_replaced=True)
+            parameter_slots = _find_parameter_slots(initial_state, graph.constants)
         finally:
-            before.restore()
+            initial_state.restore()
             noise.restore()
-        harmless = {place.path for place, _ in kept}
-        for path, is_users in changes:
+        harmless = {slot.path for slot, _ in parameter_slots}
+        for path, in_user_code in changes:
             ignored.add(path)
-            if is_users and path not in harmless:
-                raise UncapturableError(
+            if in_user_code and path not in harmless:
+                raise UnrecordableError(
                     f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do; keep a tensor in a "
                     "buffer, or change it between steps"
                 )
-    (graph, parameters), (again, _) = recorded
-    _check_alike(graph, again)
-    typed: list[tuple[Place, type]] = []
-    for place in places:
-        ignored.add(place.path)
-        typed.append((place, type(place.now())))
-    state = State(roots, code, _holders(call, parameters), ignored, graph.read)
+    (graph, parameters), (second_graph, _) = recorded
+    _check_same_graph(graph, second_graph)
+    typed_slots: list[tuple[Slot, type]] = []
+    for slot in number_slots:
+        ignored.add(slot.path)
+        typed_slots.append((slot, type(slot.read())))
+    state = State(roots, code, _parameter_holders(call, parameters), ignored, graph.host_read_ids)
     return Recording(
         graph,
         state,
         positions,
-        typed,
+        typed_slots,
         device=program.device,
         dtype=program.dtype,
-        stored=stored_parameters(),
+        parameter_store=stored_parameters(),
         parameters=parameters,
         constants=graph.constants,
-        kept=kept,
+        parameter_slots=parameter_slots,
     )
 
 
-def _kept_parameters(before: State, read: Sequence[Tensor]) -> list[tuple[Place, str]]:
+def _find_parameter_slots(
+    initial_state: State, read_tensors: Sequence[Tensor]
+) -> list[tuple[Slot, str]]:
     """Return the places that a run has set to what a ``param`` statement gave, with the parameters' names.
 
-    :param before: the state from before the run, which had an earlier value of the parameter there.
-    :param read: tensors that the run has read; a place with one of them does not count.
+    :param initial_state: the state from before the run, which had an earlier value of the parameter there.
+    :param read_tensors: tensors that the run has read; a place with one of them does not count.
     """
-    ids = set(map(id, read))
-    found: list[tuple[Place, str]] = []
-    for place, value in zip(before.places, before.values, strict=True):
-        now = place.now()
-        if now is not value and id(value) not in ids:
-            name = _name_of_parameter(now)
+    ids = set(map(id, read_tensors))
+    parameter_slots: list[tuple[Slot, str]] = []
+    for slot, value in zip(initial_state.slots, initial_state.values, strict=True):
+        current = slot.read()
+        if current is not value and id(value) not in ids:
+            name = _name_of_parameter(current)
             if name is not None and name == _name_of_parameter(value):
-                found.append((place, name))
-    return found
+                parameter_slots.append((slot, name))
+    return parameter_slots
 
 
 def _name_of_parameter(value: Any) -> str | None:
@@ -438,24 +455,24 @@ def _name_of_parameter(value: Any) -> str | None:
 
 def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
     """Raise an error if a graph leaves out a gradient that the program gave."""
-    found = recording.graph.result()
-    given: set[str] = set()
+    result = recording.graph.result()
+    names_with_gradients: set[str] = set()
     for (name, parameter), gradient in zip(
-        recording.parameters.items(), found.gradients, strict=True
+        recording.parameters.items(), result.gradients, strict=True
     ):
-        if gradient is not None or id(parameter) in found.moved:
-            given.add(name)
+        if gradient is not None or id(parameter) in result.updated_in_graph:
+            names_with_gradients.add(name)
     for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
-        if gradient is not None and name not in given:
-            raise UncapturableError(
+        if gradient is not None and name not in names_with_gradients:
+            raise UnrecordableError(
                 f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)"
             )
 
 
-def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
+def _parameter_holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
     """Return where each parameter is: in the store, which may hold another tensor than a module, or in the call."""
     stored = stored_parameters()
-    return [(stored if name in stored else call.also, name) for name in names]
+    return [(stored if name in stored else call.extra_parameters, name) for name in names]
 
 
 def compare_in_one_hot() -> ReplaceFunctions:
@@ -482,7 +499,7 @@ def suspend_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _nearby(number: float) -> float:
+def _nearby_number(number: float) -> float:
     """Return another number of the same type, likely also in the domain of the program."""
     if isinstance(number, int):
         return number - 1 if number > 1 else number + 1
@@ -491,9 +508,9 @@ def _nearby(number: float) -> float:
 
 def _record_once(
     program: FirstRun,
-    before: State,
+    initial_state: State,
     positions: Sequence[int],
-    places: Sequence[Place],
+    number_slots: Sequence[Slot],
     values: Sequence[float],
 ) -> tuple[Graph, dict[str, Tensor]]:
     """Return the graph of a program with inputs for numbers at some positions and places, and its parameters.
@@ -508,52 +525,58 @@ def _record_once(
     numbers = [as_tensor_of(value, dtype, device) for value in values]
     # A 0-d tensor does not change the dtype of results.
     scales: dict[float, Tensor] = {}
-    for scale in program.first.seen:
+    for scale in program.handler.site_scales:
         scales[scale] = torch.tensor(scale, dtype=dtype, device=device)
-    tensor_positions = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
+    tensor_positions = [
+        position for position, value in enumerate(leaves) if isinstance(value, Tensor)
+    ]
     arguments = [leaves[position].detach() for position in tensor_positions]
     trained: dict[str, Tensor] = {}
-    reached: list[Tensor] = []
+    gradient_leaves: list[Tensor] = []
 
     def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
         """Evaluate the loss with tensors instead of numbers and arguments."""
         inputs = iter(tensors)
         for position in positions:
             leaves[position] = next(inputs)
-        before_run = [place.now() for place in places]
-        for place in places:
-            place.put(next(inputs))
+        original_numbers = [slot.read() for slot in number_slots]
+        for slot in number_slots:
+            slot.write(next(inputs))
         for position in tensor_positions:
             leaves[position] = next(inputs)
         args, kwargs = rebuild(leaves)
         # Zero is recorded as a separate graph.
-        own_weight = weight if call.weight else 0.0
-        handler = RecordingHandler(scales, program.first.observed)
+        kl_weight = weight if call.weight else 0.0
+        handler = RecordingHandler(scales, program.handler.observed)
         with handler, note_replaced_buffers() as buffers:
-            own = call._replace(args=args, kwargs=kwargs, weight=own_weight, share=1.0)
-            evaluation = evaluate_loss(own, reached)
+            recorded_call = call._replace(
+                args=args, kwargs=kwargs, weight=kl_weight, gradient_scale=1.0
+            )
+            evaluation = evaluate_loss(recorded_call, gradient_leaves)
         # After an error all of the state is restored.
-        for place, number in zip(places, before_run, strict=True):
-            place.put(number)
+        for slot, number in zip(number_slots, original_numbers, strict=True):
+            slot.write(number)
         trained.update(evaluation.parameters)
-        put_buffers_back(buffers, write=True)
+        restore_buffers(buffers, write=True)
         return evaluation._replace(parameters={}, terms=_terms_of_graph(evaluation))
 
     weight = torch.ones((), device=device)
     try:
         with remove_host_reads(), compare_in_one_hot():
-            graph = record(run, [weight, *numbers], arguments, before.tensors, program.changed)
-        _check_named(graph, reached, trained, before)
+            graph = record(
+                run, [weight, *numbers], arguments, initial_state.tensors, program.changed_tensors
+            )
+        _check_parameters_are_named(graph, gradient_leaves, trained, initial_state)
     except Exception as error:
-        raise UncapturableError(_why(error)) from error
+        raise UnrecordableError(_reason_of(error)) from error
     # Where each number is from: a position in the arguments, or a path in the state.
-    origins: list[int | str] = [*positions, *(place.path for place in places)]
-    read: list[int | str] = []
+    origins: list[int | str] = [*positions, *(slot.path for slot in number_slots)]
+    read_origins: list[int | str] = []
     for origin, number in zip(origins, numbers, strict=True):
-        if id(number) in graph.read:
-            read.append(origin)
-    if read:
-        raise NumbersReadError(*read)
+        if id(number) in graph.host_read_ids:
+            read_origins.append(origin)
+    if read_origins:
+        raise NumbersReadError(*read_origins)
     return graph, trained
 
 
@@ -565,31 +588,34 @@ def _terms_of_graph(evaluation: LossEvaluation) -> Any:
     return {name: term for name, term in terms.items() if name not in HOST_TERMS}
 
 
-def _check_named(
-    graph: Graph, reached: Iterable[Tensor], trained: Mapping[str, Tensor], before: State
+def _check_parameters_are_named(
+    graph: Graph,
+    gradient_leaves: Iterable[Tensor],
+    trained: Mapping[str, Tensor],
+    initial_state: State,
 ) -> None:
     """Raise an error if a tensor that no ``param`` statement names would get a gradient."""
-    outside = set(map(id, graph.constants)) - set(map(id, trained.values()))
-    for tensor in reached:
-        if id(tensor) in outside:
+    unnamed_ids = set(map(id, graph.constants)) - set(map(id, trained.values()))
+    for tensor in gradient_leaves:
+        if id(tensor) in unnamed_ids:
             path = "a tensor"
-            for place, value in zip(before.places, before.values, strict=True):
+            for slot, value in zip(initial_state.slots, initial_state.values, strict=True):
                 if value is tensor:
-                    path = place.path
-            raise UncapturableError(
+                    path = slot.path
+            raise UnrecordableError(
                 f"{path} of shape {tuple(tensor.shape)} requires a gradient, and no param statement names it; "
                 "register its module with pyro.module, give a torch optimizer that has it, or detach it"
             )
 
 
-def _check_alike(first: Graph, second: Graph) -> None:
+def _check_same_graph(graph: Graph, second_graph: Graph) -> None:
     """Raise an error if two recordings differ."""
-    one = _sites_of(first)
-    other = _sites_of(second)
-    if one != other:
-        raise UncapturableError(f"its sites differ between two runs: {one} and {other}")
-    if not _are_alike(first, second):
-        raise UncapturableError(
+    sites = _sites_of(graph)
+    second_sites = _sites_of(second_graph)
+    if sites != second_sites:
+        raise UnrecordableError(f"its sites differ between two runs: {sites} and {second_sites}")
+    if not _are_same_graph(graph, second_graph):
+        raise UnrecordableError(
             "two runs of it with the same torch noise are two different graphs, so it draws random numbers from "
             "Python or NumPy, or depends on something else that changes"
         )
@@ -605,17 +631,17 @@ def _sites_of(graph: Graph) -> list[str]:
     return sites
 
 
-def _are_alike(first: Graph, second: Graph) -> bool:
+def _are_same_graph(graph: Graph, second_graph: Graph) -> bool:
     """Return whether two graphs have the same operations, leaves and constants."""
-    if first.module.code != second.module.code or first.leaves != second.leaves:
+    if graph.module.code != second_graph.module.code or graph.leaves != second_graph.leaves:
         return False
-    for a, b in zip(first.constants, second.constants, strict=True):
+    for a, b in zip(graph.constants, second_graph.constants, strict=True):
         if a is not b and (metadata_of(a) != metadata_of(b) or not torch.equal(a, b)):
             return False
     return True
 
 
-def _why(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """Return the reason, and the line that led to it: the last of the user's, else the last of Pyro's."""
     frames = list(traceback.walk_tb(error.__traceback__))
     while error.__cause__ is not None:
@@ -630,9 +656,9 @@ def _why(error: BaseException) -> str:
             in_users = line(file, number)
         elif name.startswith("pyro."):
             in_pyro = line(file, number)
-    if isinstance(error, UncapturableError):
+    if isinstance(error, UnrecordableError):
         reason = str(error)
     else:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    found = in_users or in_pyro
-    return f"{reason} ({found})" if found else reason
+    source_line = in_users or in_pyro
+    return f"{reason} ({source_line})" if source_line else reason

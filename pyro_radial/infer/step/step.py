@@ -44,9 +44,11 @@ def take_step(
         evaluation = evaluate(call)
         evaluations.append(evaluation)
         keep_terms(call, evaluation)
-        optimizer.add(evaluation.parameters, evaluation.with_gradients())
+        optimizer.add(evaluation.parameters, evaluation.parameters_with_gradients())
     check(step, evaluations, optimizer.optimizer)
-    optimizer.apply(moved=bool(evaluations[-1].moved), stepped=evaluations[-1].stepped)
+    optimizer.apply(
+        updated_in_graph=bool(evaluations[-1].updated_in_graph), stepped=evaluations[-1].stepped
+    )
     return evaluations
 
 
@@ -56,7 +58,7 @@ def keep_terms(call: Call, evaluation: LossEvaluation) -> None:
     if terms is None or not has_terms(call.loss):
         return
     # The next captured step overwrites them.
-    read = terms.copy if evaluation.way == CAPTURED else lambda: terms
+    read = terms.copy if evaluation.mode == CAPTURED else lambda: terms
     call.loss.keep(read, call.gradients)
 
 
@@ -66,14 +68,16 @@ class FiniteCheck:
     Where looking at a loss waits for the device, one look serves many steps. Until then the optimizer is told on the
     device to do nothing, if it can be.
 
-    :param every: the number of steps between looks; by default 1 on a CPU and 50 elsewhere.
+    :param interval: the number of steps between looks; by default 1 on a CPU and 50 elsewhere.
     :param explain: makes the error from the steps since the last look.
     """
 
-    def __init__(self, every: int | None, explain: Callable[[Sequence[Step]], Exception]) -> None:
-        self._every = every
+    def __init__(
+        self, interval: int | None, explain: Callable[[Sequence[Step]], Exception]
+    ) -> None:
+        self._interval = interval
         self._explain = explain
-        self._waiting: list[Step] = []
+        self._unchecked_steps: list[Step] = []
         #: One after a loss that was not finite; None before the first loss.
         self.stopped: Tensor | None = None
 
@@ -81,26 +85,26 @@ class FiniteCheck:
         self, step: Step, evaluations: Sequence[LossEvaluation], optimizer: Optimizer | None
     ) -> None:
         """Note the losses of a step that is not applied yet, and look at them if it is time to."""
-        self._waiting.append(step)
-        broken = evaluations[0].broken
-        every = self._every or _usual(step, broken.device)
+        self._unchecked_steps.append(step)
+        nonfinite = evaluations[0].nonfinite
+        interval = self._interval or _usual_interval(step, nonfinite.device)
         if isinstance(optimizer, GraphOptimizer):
             self.stopped = optimizer.stopped
         elif self.stopped is None:
-            self.stopped = torch.zeros_like(broken)
+            self.stopped = torch.zeros_like(nonfinite)
         for evaluation in evaluations:
-            if evaluation.way != CAPTURED:
-                torch.maximum(self.stopped, evaluation.broken, out=self.stopped)
-        waits = evaluations[-1].stepped or (optimizer is not None and steps_stop(optimizer))
-        if optimizer is not None and every > 1:
+            if evaluation.mode != CAPTURED:
+                torch.maximum(self.stopped, evaluation.nonfinite, out=self.stopped)
+        can_wait = evaluations[-1].stepped or (optimizer is not None and steps_stop(optimizer))
+        if optimizer is not None and interval > 1:
             stop_where(optimizer, self.stopped)
-        if len(self._waiting) >= every or not waits:
+        if len(self._unchecked_steps) >= interval or not can_wait:
             self.look(optimizer)
 
     def look(self, optimizer: Optimizer | None = None) -> None:
         """Look at the losses since the last look; raises an error if one was not finite."""
-        steps = self._waiting
-        self._waiting = []
+        steps = self._unchecked_steps
+        self._unchecked_steps = []
         if steps and self.stopped is not None and bool(self.stopped):
             self.stopped.zero_()
             if optimizer is not None:
@@ -108,7 +112,7 @@ class FiniteCheck:
             raise self._explain(steps)
 
 
-def _usual(step: Step, device: torch.device) -> int:
+def _usual_interval(step: Step, device: torch.device) -> int:
     """Return the number of steps between looks."""
     if device.type == "cpu":
         return 1

@@ -30,7 +30,7 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.step.program_state import MOST_BYTES, UncapturableError
+from pyro_radial.infer.step.program_state import MOST_BYTES, UnrecordableError
 
 # Besides operations, which have tags. Legacy constructors, such as torch.FloatTensor([number]), call __float__.
 TO_HOST = (
@@ -87,9 +87,9 @@ class Guards(NamedTuple):
     inputs: list[Tensor | int]
     expected: list[Tensor]
 
-    def hold(self, arguments: Sequence[Tensor]) -> bool:
+    def match(self, arguments: Sequence[Tensor]) -> bool:
         """Return whether the values are the same for these arguments."""
-        inputs = [arguments[place] if isinstance(place, int) else place for place in self.inputs]
+        inputs = [arguments[entry] if isinstance(entry, int) else entry for entry in self.inputs]
         return all(map(torch.equal, self.module(*inputs), self.expected))
 
 
@@ -104,13 +104,13 @@ class Graph(NamedTuple):
     constants: list[Tensor]
     leaves: list[object]
     tree: Any
-    read: set[int]
+    host_read_ids: set[int]
     guards: Guards | None
 
     def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
         """Return the tree with these tensors, or with ``Tensor`` in their places."""
-        found = repeat(Tensor) if tensors is None else iter(tensors)
-        leaves = [next(found) if leaf is Tensor else leaf for leaf in self.leaves]
+        remaining_tensors = repeat(Tensor) if tensors is None else iter(tensors)
+        leaves = [next(remaining_tensors) if leaf is Tensor else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.tree)
 
 
@@ -131,29 +131,29 @@ def record(
     leaves: list[object] = []
     tree: Any = None
 
-    def tensors_alone(*tensors: Tensor) -> list[Tensor]:
+    def flat_results(*tensors: Tensor) -> list[Tensor]:
         nonlocal tree
-        found, tree = tree_flatten(function(*tensors))
-        leaves[:] = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in found]
-        return [*_tensors_in(found), *reads.guarded]
+        result_leaves, tree = tree_flatten(function(*tensors))
+        leaves[:] = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in result_leaves]
+        return [*_tensors_in(result_leaves), *reads.guarded]
 
     reads = _HostReads(numbers[1:], arguments, readable, changed)
-    functions: dict[Any, Callable[..., Any]] = {}
+    replacements: dict[Any, Callable[..., Any]] = {}
     for function_to_host in TO_HOST:
-        functions[function_to_host] = partial(reads.copy_to_host, function_to_host)
+        replacements[function_to_host] = partial(reads.copy_to_host, function_to_host)
     for constructor in CONSTRUCTORS:
-        functions[constructor] = partial(reads.construct, constructor)
-    copies = ReplaceFunctions(functions)
+        replacements[constructor] = partial(reads.construct, constructor)
+    copies = ReplaceFunctions(replacements)
     with pyro.validation_enabled(False), reads, copies:
-        module = record_graph(tensors_alone, inputs)
+        module = record_graph(flat_results, inputs)
     constants = _lift_constants(module)
     if any(constant.layout is not torch.strided for constant in constants):
-        raise UncapturableError("it uses a sparse tensor")
-    guards = _take_guards(module, constants, len(numbers), reads.guarded)
+        raise UnrecordableError("it uses a sparse tensor")
+    guards = _split_off_guards(module, constants, len(numbers), reads.guarded)
     device = inputs[0].device if inputs else torch.device("cpu")
     if device.type != "cpu":
-        constants = _with_literals_on(device, module, constants)
-    return Graph(module, constants, leaves, tree, reads.read, guards)
+        constants = _fold_literals(device, module, constants)
+    return Graph(module, constants, leaves, tree, reads.host_read_ids, guards)
 
 
 class _HostReads(TorchDispatchMode):
@@ -167,25 +167,25 @@ class _HostReads(TorchDispatchMode):
         changed: Iterable[Tensor],
     ) -> None:
         super().__init__()
-        self.read: set[int] = set()
+        self.host_read_ids: set[int] = set()
         #: The values that it has read from arguments.
         self.guarded: list[Tensor] = []
         # By memory: the ids of the numbers and readable tensors that its content comes from, and ``ARGUMENTS`` if it
         # comes from these; None if it comes from others too.
         self._sources: dict[int, set[int] | None] = {}
         # Other tensors must not get the memory of these.
-        self._known: list[Tensor] = []
+        self._tensors_kept_alive: list[Tensor] = []
         # After the latest draw.
         self._noise = TorchNoise.now()
         for tensor in readable:
             if _is_readable(tensor):
-                self._note(tensor, {id(tensor)})
+                self._set_sources(tensor, {id(tensor)})
         for tensor in numbers:
-            self._note(tensor, {id(tensor)})
+            self._set_sources(tensor, {id(tensor)})
         for tensor in arguments:
-            self._note(tensor, {ARGUMENTS})
+            self._set_sources(tensor, {ARGUMENTS})
         for tensor in changed:
-            self._note(tensor, None)
+            self._set_sources(tensor, None)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -197,16 +197,16 @@ class _HostReads(TorchDispatchMode):
         if func is torch.ops.aten.index.Tensor:
             indices: list[Tensor | None] = []
             for index in args[1]:
-                indices += self._numbers(index)
+                indices += self._index_tensors(index)
             args = args[0], indices
         elif shape or torch.Tag.data_dependent_output in func.tags:
             with untraced():
                 result = func(*args, **kwargs)
             traced = func(*args, **kwargs) if shape else (args, kwargs)
-            self.reads((args, kwargs), SHAPE_READ if shape else VALUE_READ, traced)
+            self.note_read((args, kwargs), SHAPE_READ if shape else VALUE_READ, traced)
             return result
         read = args[1:] if func in LIKE else args
-        sources = set() if func is LITERAL else self._sources_of((read, kwargs))
+        sources = set() if func is LITERAL else self._find_sources((read, kwargs))
         draws = torch.Tag.nondeterministic_seeded in func.tags
         if draws:
             sources = None
@@ -216,67 +216,69 @@ class _HostReads(TorchDispatchMode):
         if draws:
             self._noise = TorchNoise.now()
         for tensor in (*changed, *_tensors_in(result)):
-            self._note(tensor, sources)
+            self._set_sources(tensor, sources)
         return result
 
     def _check_noise(self) -> None:
         """Raise an error if the state of a generator is not that after the latest draw."""
-        now = TorchNoise.now()
-        if not all(map(torch.equal, (now.cpu, *now.cuda), (self._noise.cpu, *self._noise.cuda))):
-            raise UncapturableError(SEEDED)
+        noise = TorchNoise.now()
+        if not all(
+            map(torch.equal, (noise.cpu, *noise.cuda), (self._noise.cpu, *self._noise.cuda))
+        ):
+            raise UnrecordableError(SEEDED)
 
-    def reads(self, tree: object, reason: str = VALUE_READ, values: object = None) -> None:
+    def note_read(self, tree: object, reason: str = VALUE_READ, values: object = None) -> None:
         """Note that the host reads tensors, or raise an error.
 
         :param values: what it reads of them; by default all.
         """
-        sources = self._sources_of(tree)
+        sources = self._find_sources(tree)
         if sources is None:
-            raise UncapturableError(reason)
+            raise UnrecordableError(reason)
         if ARGUMENTS in sources:
             tensors = _tensors_in(tree if values is None else values)
             if sum(tensor.nbytes for tensor in tensors) > MOST_GUARDED:
-                raise UncapturableError(reason)
+                raise UnrecordableError(reason)
             # Copies, because the program may change them.
             self.guarded += map(torch.ops.aten.clone.default, tensors)
-        self.read |= sources - {ARGUMENTS}
+        self.host_read_ids |= sources - {ARGUMENTS}
 
     def copy_to_host(
         self, function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         """Copy a tensor to the host, which no operation shows."""
-        self.reads(tensor)
+        self.note_read(tensor)
         with untraced():
             return function(tensor, *args, **kwargs)
 
     def construct(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make a tensor of a list, whose tensors no operation shows."""
-        self.reads([argument for argument in args if isinstance(argument, list | tuple)])
+        self.note_read([argument for argument in args if isinstance(argument, list | tuple)])
         return function(*args, **kwargs)
 
-    def _numbers(self, index: Tensor | None) -> Sequence[Tensor | None]:
+    def _index_tensors(self, index: Tensor | None) -> Sequence[Tensor | None]:
         """Return an index, or the places of a mask, which have a shape of their own."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
-        self.reads(index, SHAPE_READ)
+        self.note_read(index, SHAPE_READ)
         with untraced():
             return index.nonzero().unbind(1)
 
-    def _sources_of(self, tree: object) -> set[int] | None:
+    def _find_sources(self, tree: object) -> set[int] | None:
         """Return what the values of the tensors in a tree come from; None if they come from anything else too."""
-        found: set[int] = set()
+        sources_of_all: set[int] = set()
         for tensor in _tensors_in(tree):
             sources = self._sources.get(_memory(tensor))
             if sources is None:
                 return None
-            found |= sources
-        return found
+            sources_of_all |= sources
+        return sources_of_all
 
-    def _note(self, tensor: Tensor, sources: set[int] | None) -> None:
+    def _set_sources(self, tensor: Tensor, sources: set[int] | None) -> None:
         """Note what the value of a tensor comes from."""
         self._sources[_memory(tensor)] = sources
         if sources is not None:
-            self._known.append(tensor)
+            self._tensors_kept_alive.append(tensor)
 
 
 class ChangedTensors(TorchDispatchMode):
@@ -284,25 +286,27 @@ class ChangedTensors(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: set[int] = set()
+        self._new_memory: set[int] = set()
         #: Each tensor before a change of it, with a copy.
-        self.before: list[tuple[Tensor, Tensor]] = []
+        self.originals: list[tuple[Tensor, Tensor]] = []
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that operations have changed, one for each change."""
-        return [tensor for tensor, _ in self.before]
+        return [tensor for tensor, _ in self.originals]
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         for tensor in _changed_by(func, args, kwargs):
-            if _memory(tensor) not in self._made:
-                self.before.append((tensor.detach(), tensor.clone()))
+            if _memory(tensor) not in self._new_memory:
+                self.originals.append((tensor.detach(), tensor.clone()))
         result = func(*args, **kwargs)
         # A view has the memory of an argument, and a tensor of Python numbers memory of its own.
-        given = () if func is LITERAL else (args, kwargs)
-        self._made |= {*map(_memory, _tensors_in(result))} - {*map(_memory, _tensors_in(given))}
+        inputs = () if func is LITERAL else (args, kwargs)
+        self._new_memory |= {*map(_memory, _tensors_in(result))} - {
+            *map(_memory, _tensors_in(inputs))
+        }
         return result
 
 
@@ -328,49 +332,49 @@ def _memory(tensor: Tensor) -> int:
 @contextmanager
 def restore_after(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Give these tensors their values back at the end of the block."""
-    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    originals = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     finally:
-        put_back(values)
+        restore_tensors(originals)
 
 
 @torch.no_grad()
-def put_back(values: Sequence[tuple[Tensor, Tensor]]) -> None:
+def restore_tensors(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Give tensors their former values, the latest change first."""
-    for tensor, value in reversed(values):
-        tensor.copy_(value)
+    for tensor, original in reversed(originals):
+        tensor.copy_(original)
 
 
 @contextmanager
 def note_replaced_buffers() -> Iterator[Buffers]:
     """Find the buffers that modules replace in the block, which no operation shows."""
-    found: Buffers = {}
+    replaced_buffers: Buffers = {}
 
     def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
         holder = module._buffers
         key = id(holder), name
-        before = found[key][1] if key in found else holder.get(name)
-        found[key] = holder, before, buffer
+        previous = replaced_buffers[key][1] if key in replaced_buffers else holder.get(name)
+        replaced_buffers[key] = holder, previous, buffer
 
     hook = register_module_buffer_registration_hook(note)
     try:
-        yield found
+        yield replaced_buffers
     finally:
         hook.remove()
 
 
 @torch.no_grad()
-def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
+def restore_buffers(buffers: Buffers, *, write: bool = False) -> None:
     """Put the buffers from before back; ``write`` copies the present values into them, which a graph can do."""
-    for (_, name), (holder, before, now) in buffers.items():
-        if not isinstance(before, Tensor) or before.is_meta:
+    for (_, name), (holder, previous, latest) in buffers.items():
+        if not isinstance(previous, Tensor) or previous.is_meta:
             continue
         # A network that was called with the buffers of another has its own again.
-        if now is not before and holder.get(name) is now:
+        if latest is not previous and holder.get(name) is latest:
             if write:
-                before.copy_(holder[name])
-            holder[name] = before
+                previous.copy_(holder[name])
+            holder[name] = previous
 
 
 def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
@@ -379,14 +383,16 @@ def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
     if "batch_norm" in str(func) and "backward" not in str(func):
         changed += args[3:5]
     if func._schema.is_mutable:
-        for place, argument in enumerate(func._schema.arguments):
+        for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                changed.append(args[place] if place < len(args) else kwargs.get(argument.name))
+                changed.append(
+                    args[position] if position < len(args) else kwargs.get(argument.name)
+                )
     return _tensors_in(changed)
 
 
-def _take_guards(
-    module: GraphModule, constants: Sequence[Tensor], numbers: int, expected: Sequence[Tensor]
+def _split_off_guards(
+    module: GraphModule, constants: Sequence[Tensor], num_numbers: int, expected: Sequence[Tensor]
 ) -> Guards | None:
     """Move the last results of a graph of constants, numbers and arguments to :class:`Guards`."""
     if not expected:
@@ -398,7 +404,7 @@ def _take_guards(
     guarded = results[-len(expected) :]
     # Constructors such as torch.FloatTensor([number]) hide what they read.
     if any(node.op == "placeholder" for node in guarded):
-        raise UncapturableError(VALUE_READ)
+        raise UnrecordableError(VALUE_READ)
     for node in guarded:
         module.graph.erase_node(node)
     module.recompile()
@@ -407,10 +413,10 @@ def _take_guards(
     # Draws and changes of tensors are left to the graph of the loss.
     guards.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     inputs: list[Tensor | int] = []
-    for number, node in enumerate(guards.graph.find_nodes(op="placeholder")):
+    for position, node in enumerate(guards.graph.find_nodes(op="placeholder")):
         if node.users:
-            argument = number - len(constants) - numbers
-            inputs.append(constants[number] if argument < 0 else argument)
+            argument = position - len(constants) - num_numbers
+            inputs.append(constants[position] if argument < 0 else argument)
         else:
             guards.graph.erase_node(node)
     guards.recompile()
@@ -421,7 +427,7 @@ def _take_guards(
 def _lift_constants(module: GraphModule) -> list[Tensor]:
     """Turn the tensors in a graph into its first inputs, each once."""
     graph = module.graph
-    first = next(iter(graph.nodes))
+    first_node = next(iter(graph.nodes))
     lifted: dict[int, Node] = {}
     tensors: list[Tensor] = []
     for node in list(graph.nodes):
@@ -429,9 +435,9 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
             continue
         value = getattr(module, node.target)
         if not isinstance(value, Tensor):
-            raise UncapturableError(f"the graph holds {type(value).__name__}")
+            raise UnrecordableError(f"the graph holds {type(value).__name__}")
         if id(value) not in lifted:
-            with graph.inserting_before(first):
+            with graph.inserting_before(first_node):
                 lifted[id(value)] = graph.placeholder(f"constant_{len(tensors)}")
             tensors.append(value)
         node.replace_all_uses_with(lifted[id(value)])
@@ -443,7 +449,7 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
     return tensors
 
 
-def _with_literals_on(
+def _fold_literals(
     device: torch.device, module: GraphModule, constants: list[Tensor]
 ) -> list[Tensor]:
     """Compute once what depends on literals in host memory alone, and put it on a device, so that no step copies it.
@@ -452,39 +458,41 @@ def _with_literals_on(
     """
     graph = module.graph
     graph.eliminate_dead_code()
-    places = graph.find_nodes(op="placeholder")[: len(constants)]
+    inputs_of_constants = graph.find_nodes(op="placeholder")[: len(constants)]
     # The tensors that are still inputs, and those that are known from literals alone.
-    kept: dict[Node, Tensor] = {}
-    known: dict[Node, Tensor] = {}
-    for node, tensor in zip(places, constants, strict=True):
+    constant_nodes: dict[Node, Tensor] = {}
+    folded: dict[Node, Tensor] = {}
+    for node, tensor in zip(inputs_of_constants, constants, strict=True):
         if tensor.device.type == "cpu" and all(user.target is LITERAL_COPY for user in node.users):
-            known[node] = tensor
+            folded[node] = tensor
         else:
-            kept[node] = tensor
+            constant_nodes[node] = tensor
     for node in graph.nodes:
         inputs = node.all_input_nodes
         computes = node.op == "call_function" and bool(inputs) and _is_pure(node)
-        if computes and known.keys() >= set(inputs):
-            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = node.target(*args, **kwargs)
-    for node in list(known):
-        others = [user for user in node.users if user not in known]
-        if others:
-            with graph.inserting_before(places[0]):
-                place = graph.placeholder(f"literal_{len(kept)}")
-            for user in others:
-                user.replace_input_with(node, place)
-            kept[place] = known[node].to(device) if known[node].dim() == 0 else known[node]
-    for node in reversed(list(known)):
+        if computes and folded.keys() >= set(inputs):
+            args, kwargs = map_arg((node.args, node.kwargs), folded.__getitem__)
+            folded[node] = node.target(*args, **kwargs)
+    for node in list(folded):
+        remaining_users = [user for user in node.users if user not in folded]
+        if remaining_users:
+            with graph.inserting_before(inputs_of_constants[0]):
+                literal_node = graph.placeholder(f"literal_{len(constant_nodes)}")
+            for user in remaining_users:
+                user.replace_input_with(node, literal_node)
+            constant_nodes[literal_node] = (
+                folded[node].to(device) if folded[node].dim() == 0 else folded[node]
+            )
+    for node in reversed(list(folded)):
         graph.erase_node(node)
     module.recompile()
-    return [kept[node] for node in graph.nodes if node in kept]
+    return [constant_nodes[node] for node in graph.nodes if node in constant_nodes]
 
 
 def _is_pure(node: Node) -> bool:
     """Return whether a node only computes, and nothing writes into its result."""
-    for one in (node, *node.users):
-        schema = getattr(one.target, "_schema", None)
+    for operation in (node, *node.users):
+        schema = getattr(operation.target, "_schema", None)
         if schema is None or schema.is_mutable:
             return False
     return torch.Tag.nondeterministic_seeded not in node.target.tags  # type: ignore[union-attr]

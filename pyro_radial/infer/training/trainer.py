@@ -30,7 +30,7 @@ from pyro_radial.infer.optim.joint import (
 )
 from pyro_radial.infer.step.loss_evaluation import Call, LossEvaluation, evaluate_loss, has_terms
 from pyro_radial.infer.step.loss_graphs import Graphs
-from pyro_radial.infer.step.not_finite import check_parameters, not_finite_error, not_finite_parts
+from pyro_radial.infer.step.not_finite import check_parameters, find_not_finite, not_finite_error
 from pyro_radial.infer.step.step import FiniteCheck, Step, take_step
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copy_state
 from pyro_radial.nn.modules import Autocast, device_of, evaluating
@@ -133,7 +133,7 @@ class Trainer:
         values = torch.zeros(3, dtype=torch.float64, device=self.device)
         for evaluation, call in zip(evaluations, calls, strict=True):
             if evaluation.summary is not None:
-                values += evaluation.summary.double() * call.share
+                values += evaluation.summary.double() * call.gradient_scale
         terms = evaluations[-1].terms
         return Terms(values, 0.0 if of_means or terms is None else terms.kl_weight)
 
@@ -150,16 +150,18 @@ class Trainer:
             self.guide,
             part,
             {},
-            also=self.parameters,
+            extra_parameters=self.parameters,
             weight=loss.weight_at(self.steps_done) if has_terms(loss) else 1.0,
-            share=share,
+            gradient_scale=share,
             step=self.steps_done + 1,
             check=self._check_terms,
         )
         if not self._in_graph:
             return call
         return call._replace(
-            optimizer=self.optimizer, outside=self._outside, stopped=self._check.stopped
+            optimizer=self.optimizer,
+            eager_optimizer_reason=self._outside,
+            stopped=self._check.stopped,
         )
 
     def _evaluate(self, call: Call) -> LossEvaluation:
@@ -190,7 +192,7 @@ class Trainer:
         for call in step.calls:
             step.noise.restore()
             with suppress(Exception):
-                found = not_finite_parts(
+                found = find_not_finite(
                     call.loss, call.model, call.guide, call.args, {}, self.parameters
                 )
                 if found:

@@ -496,7 +496,7 @@ def test_other_parameters_take_ordinary_steps():
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=ROWS))
     guide = AutoRadial(model, families={"2.bias": families.Delta()})
     x, _ = data()
-    optimizer = NaturalGradient(others=partial(SGD, lr=1e-3)).optimizer(model, guide, x, x[:, :1])
+    optimizer = NaturalGradient(other_optim=partial(SGD, lr=1e-3)).optimizer(model, guide, x, x[:, :1])
     TermsELBO()(model, guide)(x, x[:, :1]).backward()
     every = dict(TermsELBO()(model, guide).named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in every.items()}

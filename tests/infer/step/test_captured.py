@@ -52,7 +52,7 @@ def values(guide):
 OPTIMIZERS = {
     "fused Adam": (FUSED, True),
     "fused SGD": (partial(torch.optim.SGD, lr=1e-4, fused=True), True),
-    "natural gradient": (NaturalGradient(others=FUSED), True),
+    "natural gradient": (NaturalGradient(other_optim=FUSED), True),
     "Adam of Pyro": (pyro.optim.Adam({"lr": 0.01}), True),
     "ClippedAdam of Pyro": (pyro.optim.ClippedAdam({"lr": 0.01}), False),
 }
@@ -67,7 +67,7 @@ def test_captured_steps_are_the_recorded_ones(name, device):
         guide, svi = made(optim, device=captured)
         losses = [float(svi.step(X + 0.1 * step, Y)) for step in range(8)]
         outcomes.append((losses, values(guide)))
-    assert svi._latest.way == CAPTURED
+    assert svi._latest.mode == CAPTURED
     assert svi._latest.stepped == inside
     assert device.captures == 1
     assert outcomes[1][0] == pytest.approx(outcomes[0][0], rel=1e-5)
@@ -81,7 +81,7 @@ def test_an_optimizer_that_is_not_in_the_graph_is_named(device):
         losses = [svi.step(X, Y) for _ in range(3)]
     assert len(caught) == 1
     assert len(losses) == 3
-    (reason,) = svi.eager_because
+    (reason,) = svi.eager_reasons
     assert reason.startswith("Rprop has no fused step")
 
 
@@ -196,7 +196,7 @@ def test_a_scheduler_changes_rates_without_another_capture(device):
         torch.testing.assert_close(outcomes[1][key], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("optim", [FUSED, NaturalGradient(others=FUSED)], ids=["Adam", "natural gradient"])
+@pytest.mark.parametrize("optim", [FUSED, NaturalGradient(other_optim=FUSED)], ids=["Adam", "natural gradient"])
 def test_a_loss_that_is_not_finite_changes_nothing_and_is_named_later(optim, device):
     guide, svi = made(optim, check_every=5)
     for _ in range(15):
@@ -240,7 +240,7 @@ def test_tensors_that_are_replaced_again_and_again_end_the_captures(device):
         "its tensors, or settings of its optimizer, are replaced again and again"
     ]
     assert device.captures == MOST_CAPTURES
-    assert svi._latest.way == COMPILED
+    assert svi._latest.mode == COMPILED
     assert all(bool(torch.isfinite(value).all()) for value in values(guide).values())
 
 
@@ -349,7 +349,7 @@ def test_on_cuda_noise_follows_the_seed_and_the_state_of_the_generator(compile_a
     svi.graphs.compile_after = compile_after
     for _ in range(5):
         svi.step(x, y)
-    assert svi._latest.way == CAPTURED
+    assert svi._latest.mode == CAPTURED
     losses = []
     for seed in (3, 4, 3):
         torch.manual_seed(seed)

@@ -45,7 +45,7 @@ def test_the_loss_and_gradients_are_those_of_the_elbo(loss):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert elbo.compiled
     assert elbo.num_graphs == 1
-    assert elbo.eager_because == []
+    assert elbo.eager_reasons == []
 
 
 def test_a_checked_step_has_the_programs_gradients():
@@ -56,7 +56,7 @@ def test_a_checked_step_has_the_programs_gradients():
     pyro.set_rng_seed(0)
     module.zero_grad()
     module(X, Y).backward()
-    assert elbo._latest.way == CHECKED
+    assert elbo._latest.mode == CHECKED
     assert all(p.grad is not None for p in guide.parameters())
 
 

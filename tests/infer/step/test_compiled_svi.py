@@ -204,7 +204,7 @@ def test_what_svi_takes_as_a_loss_takes_the_same_steps(arguments, compiled):
     assert outcomes[1][-1] != 0.0
     assert svi.compiled == compiled
     assert bool(svi.num_graphs) == compiled
-    assert bool(svi.eager_because) != compiled
+    assert bool(svi.eager_reasons) != compiled
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(num_particles=2)], ids=["graph", "eager"])

@@ -109,7 +109,7 @@ def test_own_gradients_of_a_subclass_count(loss):
         guide.setup(X, Y)
         return partial(of_svi, make(line, guide, pyro.optim.SGD(SGD), loss()), X, Y), lambda: list(guide.parameters())
 
-    assert "loss_and_grads" in both(program).eager_because[0]
+    assert "loss_and_grads" in both(program).eager_reasons[0]
 
 
 def plain_network(make, *, where):
@@ -147,8 +147,8 @@ def plain_network(make, *, where):
 def test_parameters_without_a_param_statement_have_gradients(where):
     svi = both(partial(plain_network, where=where))
     reasons = {"model": ["no param statement names it"], "optimizer": [], "before": ["requires a gradient"]}[where]
-    assert len(svi.eager_because) == len(reasons)
-    assert all(reason in said for reason, said in zip(reasons, svi.eager_because, strict=True))
+    assert len(svi.eager_reasons) == len(reasons)
+    assert all(reason in said for reason, said in zip(reasons, svi.eager_reasons, strict=True))
 
 
 class Tied(PyroModule):
@@ -219,7 +219,7 @@ def test_activation_checkpointing_with_dropout(reentrant):
         return (lambda: of_svi(svi, x.detach(), Y)), lambda: list(model.parameters())
 
     svi = both(program)
-    assert len(svi.eager_because) == 1
+    assert len(svi.eager_reasons) == 1
     assert not svi.compiled
 
 
@@ -235,7 +235,7 @@ def with_a_gradient_of_its_argument(make):
 
 def test_a_program_that_lets_its_argument_require_a_gradient_runs_as_it_is():
     svi = both(with_a_gradient_of_its_argument)
-    assert "requires a gradient" in svi.eager_because[0]
+    assert "requires a gradient" in svi.eager_reasons[0]
     assert not svi.compiled
 
 
@@ -281,8 +281,8 @@ def test_sparse_tensors_run_as_they_are(layout, held):
         return partial(of_svi, make(model, guide, pyro.optim.SGD(SGD), Trace_ELBO()), *args), guide.parameters
 
     svi = both(program)
-    assert len(svi.eager_because) == 1
-    assert svi._latest.way == AS_IT_IS
+    assert len(svi.eager_reasons) == 1
+    assert svi._latest.mode == AS_IT_IS
 
 
 def test_no_step_under_no_grad():
@@ -338,7 +338,7 @@ def kept_parameter(make):
 def test_an_attribute_that_is_set_to_the_value_of_a_parameter_is_that_of_the_latest_step():
     svi = both(kept_parameter)
     assert svi.compiled
-    assert not svi.eager_because
+    assert not svi.eager_reasons
 
 
 def read_before_it_is_set(make):

@@ -47,7 +47,7 @@ def test_a_replay_is_the_program_on_the_same_noise(name):
         # Recorded operations are those that ran.
         _, error, _ = compared(program, loss.graphs, seed)
         assert error <= 1e-6
-    assert not loss.eager_because
+    assert not loss.eager_reasons
     assert len(loss.recordings) == 1
 
 
@@ -315,7 +315,7 @@ def runs_as_it_is(loss, args, reason):
         patch.setattr(loss_graphs, "record_program", None)
         loss(args, {})
     assert not loss.recordings
-    assert len(loss.eager_because) == 1
+    assert len(loss.eager_reasons) == 1
 
 
 def branching(x):

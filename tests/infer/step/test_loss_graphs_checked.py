@@ -107,8 +107,8 @@ def test_a_program_that_is_no_graph_runs_as_it_is_after_two_differences():
             module.sd = 1.0 + step
             svi.step(x)
     assert [str(warning.message).startswith(CHANGED) for warning in caught] == [True, False]
-    assert svi.eager_because == ["its graph gives something else than the program, at site 'y'"]
-    assert svi._latest.way == AS_IT_IS
+    assert svi.eager_reasons == ["its graph gives something else than the program, at site 'y'"]
+    assert svi._latest.mode == AS_IT_IS
 
 
 @pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), NaturalGradient(0.05)], ids=["Adam", "natural"])
@@ -126,7 +126,7 @@ def test_checked_steps_are_those_of_the_graph(optim, monkeypatch):
         found = []
         for _ in range(12):
             svi.step(X, Y)
-            found.append(svi._latest.way)
+            found.append(svi._latest.mode)
         ends.append({name: value.detach().clone() for name, value in guide.named_parameters()})
         monkeypatch.undo()
         assert [number for number, way in enumerate(found, 1) if way == CHECKED] == ([2, 10] if checked else [])

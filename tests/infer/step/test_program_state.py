@@ -702,7 +702,7 @@ def steps(name, captured):
             weight = program.loss.weight_at(step) if isinstance(program.loss, TermsELBO) else 1.0
             call = Call(program.loss, program.model, program.guide, (program.x,), {}, weight=weight)
             evaluation = evaluate_loss(call)
-            loss, pairs = evaluation.loss, evaluation.with_gradients()
+            loss, pairs = evaluation.loss, evaluation.parameters_with_gradients()
         outcomes.append([loss, *(gradient for _, gradient in pairs)])
         with torch.no_grad():
             for parameter, gradient in pairs:
@@ -720,7 +720,7 @@ def test_steps_after_a_change_are_those_of_the_program(name):
     for own, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, their, rtol=1e-5, atol=1e-6)
     assert replayed == [name not in EAGER] * 5
-    assert len(warned) == len(loss.eager_because) == (name in EAGER)
+    assert len(warned) == len(loss.eager_reasons) == (name in EAGER)
     assert all("the program runs uncompiled: " in str(warning.message) for warning in warned)
 
 
@@ -755,7 +755,7 @@ def test_a_users_name_may_be_that_of_the_plates_of_a_guide(where, guide):
         pyro.set_rng_seed(0)
         replayed, _ = loss((x,), {})
     assert loss.replayed
-    assert not loss.eager_because
+    assert not loss.eager_reasons
     pyro.set_rng_seed(0)
     torch.testing.assert_close(replayed, torch.tensor(Trace_ELBO().loss(model, loss.guide, x)))
 

@@ -75,7 +75,7 @@ def test_the_search_for_the_culprit_does_not_hide_the_first_error():
         raise RuntimeError("index 7 is out of bounds")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_radial.infer.training.trainer.not_finite_parts", search)
+        patch.setattr("pyro_radial.infer.training.trainer.find_not_finite", search)
         patch.setattr("pyro_radial.infer.training.trainer.evaluate_loss", broken)
         with pytest.raises(ValueError, match="the first error"):
             trainer.step((x, y))

@@ -55,7 +55,7 @@ class DeviceLoss:
 
 def _reflect(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls a function with the loss as its second argument."""
-    return lambda own, other: function(other, float(own))
+    return lambda loss, number: function(number, float(loss))
 
 
 for _name in OPERATIONS:
@@ -70,6 +70,6 @@ Loss = float | DeviceLoss | tuple[float | DeviceLoss, ...]
 def as_number(loss: Tensor) -> Loss:
     """Return a loss as ``SVI`` does, without a wait for a device: on a CPU a float, or a tuple of them."""
     if loss.ndim:
-        parts = (as_number(part) for part in loss.unbind())
-        return tuple(part for part in parts if not isinstance(part, tuple))
+        numbers = (as_number(number) for number in loss.unbind())
+        return tuple(number for number in numbers if not isinstance(number, tuple))
     return float(loss) if loss.device.type == "cpu" else DeviceLoss(loss)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import tree_flatten, tree_map, tree_unflatten
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.step.program_state import PLAIN, UncapturableError, metadata_of
+from pyro_radial.infer.step.program_state import PLAIN, UnrecordableError, metadata_of
 
 # Leaves that are compared by their values.
 COMPARED = (*PLAIN, range, type, Enum)
@@ -72,26 +72,30 @@ class Numbers:
     #: Numbers that Python reads, as in ``if number > 0`` or ``range(number)``, so each value has a graph of its own.
     read: set[int | str] = field(default_factory=set)
     #: The first value of each number among the leaves, by position.
-    _first: dict[int, object] = field(default_factory=dict)
+    _first_values: dict[int, object] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.positions or self.paths)
 
     def notice(self, values: Sequence[object]) -> bool:
         """Return whether leaves have a number with a second value, which is an input from now on."""
-        before = len(self.positions)
+        num_positions = len(self.positions)
         for position, value in enumerate(values):
             if is_number(value):
-                first = self._first.setdefault(position, value)
-                if first != value and type(first) is type(value) and position not in self.read:
+                first_value = self._first_values.setdefault(position, value)
+                if (
+                    first_value != value
+                    and type(first_value) is type(value)
+                    and position not in self.read
+                ):
                     self.positions.add(position)
-        return len(self.positions) > before
+        return len(self.positions) > num_positions
 
     def notice_paths(self, paths: Collection[str]) -> bool:
         """Return whether there are new ones among the paths of numbers that have changed."""
-        before = len(self.paths)
+        num_paths = len(self.paths)
         self.paths.update(path for path in paths if path not in self.read)
-        return len(self.paths) > before
+        return len(self.paths) > num_paths
 
     def give_up(self, read: Collection[int | str]) -> None:
         """Note numbers that Python reads."""
@@ -117,15 +121,15 @@ def as_tensor_of(value: float, dtype: torch.dtype, device: torch.device) -> Tens
 def description(value: object) -> Hashable:
     """Return what decides on a graph about a leaf.
 
-    :raises UncapturableError: if no graph can take it.
+    :raises UnrecordableError: if no graph can take it.
     """
     if isinstance(value, Tensor):
         if value.requires_grad:
-            raise UncapturableError(
+            raise UnrecordableError(
                 f"an argument of shape {tuple(value.shape)} requires a gradient, which a graph cannot take"
             )
         if value.layout is not torch.strided:
-            raise UncapturableError(
+            raise UnrecordableError(
                 f"an argument of shape {tuple(value.shape)} is sparse, which a graph cannot take"
             )
         return metadata_of(value)
@@ -135,7 +139,7 @@ def description(value: object) -> Hashable:
         bounds = value.start, value.stop, value.step
         if all(isinstance(bound, int | None) for bound in bounds):
             return slice, *bounds
-    raise UncapturableError(
+    raise UnrecordableError(
         "its arguments must be tensors, numbers, strings, None, slices, and tuples, lists, dicts and dataclasses of "
         f"these, got {type(value).__name__}"
     )
@@ -145,22 +149,22 @@ def descriptions(values: Sequence[object], positions: Collection[int]) -> tuple[
     """Return what decides on a graph about leaves, with numbers at some positions as its inputs."""
     if not positions:
         return tuple(map(description, values))
-    found: list[Hashable] = []
-    for place, value in enumerate(values):
-        is_input = place in positions and is_number(value)
-        found.append(type(value).__name__ if is_input else description(value))
-    return tuple(found)
+    described: list[Hashable] = []
+    for position, value in enumerate(values):
+        is_input = position in positions and is_number(value)
+        described.append(type(value).__name__ if is_input else description(value))
+    return tuple(described)
 
 
 def kinds(values: Sequence[object]) -> tuple[Hashable, ...]:
     """Return what decides on whether a program can be recorded: not the shapes of tensors and the values of numbers."""
-    found: list[Hashable] = []
+    described: list[Hashable] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append((value.dtype, value.device))
+            described.append((value.dtype, value.device))
         else:
-            found.append(type(value).__name__ if is_number(value) else description(value))
-    return tuple(found)
+            described.append(type(value).__name__ if is_number(value) else description(value))
+    return tuple(described)
 
 
 def has_nan(values: Sequence[object]) -> bool:
@@ -185,9 +189,9 @@ def _close(tree: object) -> Any:
     def close_leaf(value: object) -> object:
         if not isinstance(value, Opened):
             return value
-        made: object = object.__new__(value.kind)
+        instance: object = object.__new__(value.kind)
         for name, entry in value.fields.items():
-            object.__setattr__(made, name, _close(entry))
-        return made
+            object.__setattr__(instance, name, _close(entry))
+        return instance
 
     return tree_map(close_leaf, tree, is_leaf=lambda value: isinstance(value, Opened))

@@ -64,7 +64,7 @@ def check(model, calls, *, guide=AutoMeanField, loss=Trace_ELBO, num_graphs):
     expected, _ = losses_of(SVI, model, guide, calls[0][0], calls, loss)
     losses, svi = losses_of(CompiledSVI, model, guide, calls[0][0], calls, loss, compile=False)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0.0)
-    assert svi.eager_because == []
+    assert svi.eager_reasons == []
     assert svi.num_graphs == num_graphs
     return svi
 
@@ -173,7 +173,7 @@ def test_a_number_that_is_something_else_for_a_while_is_seen():
     expected, _ = losses_of(SVI, model, AutoMeanField, (X, 1.0), calls())
     losses, svi = losses_of(CompiledSVI, model, AutoMeanField, (X, 1.0), calls(), compile=False)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0.0)
-    assert svi.eager_because == []
+    assert svi.eager_reasons == []
 
 
 class Choice(enum.Enum):
@@ -238,7 +238,7 @@ def test_arguments_that_change_in_place_are_seen():
     expected, _ = losses_of(SVI, model, AutoMeanField, first, calls())
     losses, svi = losses_of(CompiledSVI, model, AutoMeanField, first, calls(), compile=False)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0.0)
-    assert svi.eager_because == []
+    assert svi.eager_reasons == []
     # One for each number of rows.
     assert svi.num_graphs == 2
 
@@ -255,7 +255,7 @@ def test_an_object_that_cannot_be_compared_is_named():
     with pytest.warns(UserWarning, match="got object"):
         svi.step(X, object())
     svi.step(X, object())
-    assert len(svi.eager_because) == 1
+    assert len(svi.eager_reasons) == 1
 
 
 GROUP = torch.arange(10) % 3
@@ -354,4 +354,4 @@ def test_a_first_run_that_does_more_than_later_ones_is_recorded():
     for _ in range(3):
         svi.step(X)
     assert svi.compiled
-    assert svi.eager_because == []
+    assert svi.eager_reasons == []
