@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One torch optimizer for all parameters, made from a torch or a Pyro optimizer."""
+"""Make one torch optimizer for all parameters from a torch or a Pyro optimizer, and take its steps."""
 
 import inspect
 import warnings
@@ -34,14 +34,14 @@ class GuideOptim(ABC):
 
     @abstractmethod
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler:
-        """Make the schedule of its learning rates for a run of so many steps."""
+        """Make the schedule of the optimizer's learning rates for a run of ``steps`` steps."""
 
     def advice_before(self, steps: int) -> str | None:
-        """Say what to change if a run of so many steps cannot succeed."""
+        """Return advice before a run of ``steps`` steps that cannot succeed, else None."""
         return None
 
     def advice_after(self, optimizer: Any) -> str | None:
-        """Say what to change if a run with this optimizer has ended too early."""
+        """Return advice after a run with this optimizer that has ended too early, else None."""
         return None
 
 
@@ -65,7 +65,7 @@ class GraphOptimizer(Optimizer, ABC):
     def update_in_graph(
         self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
     ) -> frozenset[int]:
-        """Move parameters by operations that a graph can record, and return their ids."""
+        """Update parameters by operations that a graph can record, and return the ids of these parameters."""
 
     @abstractmethod
     def count_step(self) -> None:
@@ -78,18 +78,18 @@ class GraphOptimizer(Optimizer, ABC):
 
 Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
 
-# The devices on which torch has fused steps.
+# The types of devices on which torch has fused steps.
 FUSED_ON = ("cpu", "cuda")
-# Settings that choose an implementation.
+# Settings by which a user chooses an implementation of the step.
 CHOICES = {"foreach", "fused", "capturable", "differentiable"}
-# With these settings torch's fused step takes no parameters that get gradients later, as scales do after means.
+# With these settings torch's fused step fails if a parameter gets its first gradient after others, as scales may.
 STARTS_TOGETHER = {"momentum"}
 
 
 class JointOptimizer:
-    """Take steps of one torch optimizer while parameters may appear, as in a loop of ``SVI``.
+    """Take steps of one torch optimizer; new parameters may appear at any step, as in ``SVI``.
 
-    :param optim: an optimizer, or what makes one.
+    :param optim: a torch optimizer, a Pyro optimizer, a function from parameters to an optimizer, or ``GuideOptim``.
     :param clip_norm: the largest norm of all gradients together; None for no clipping.
     """
 
@@ -97,7 +97,7 @@ class JointOptimizer:
         self._optim = optim
         self._clip_norm = clip_norm
         self.optimizer: Optimizer | None = None
-        # The parameters by id, kept alive so that no other gets the id.
+        # The parameters by id. They are kept alive because Python could give the id of a deleted one to another tensor.
         self._adopted: dict[int, Tensor] = {}
         self._scheduler: Any = None
         if isinstance(optim, Optimizer):
@@ -107,7 +107,7 @@ class JointOptimizer:
             check_optim(optim)
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
-        """Add the parameters that are new."""
+        """Add parameters that are new to the optimizer, which is made from the first ones."""
         if isinstance(self._optim, Optimizer | GuideOptim):
             return
         new_parameters: dict[str, Tensor] = {}
@@ -123,7 +123,7 @@ class JointOptimizer:
             self.optimizer = make_optimizer(optim, new_parameters)
             if isinstance(optim, PyroLRScheduler):
                 self._scheduler = optim.pt_scheduler_constructor(self.optimizer, **optim.kwargs)
-                # One entry for all parameters, where Pyro has one for each.
+                # Pyro has a scheduler for each parameter; this one is for all.
                 optim.optim_objs[next(iter(new_parameters.values()))] = self._scheduler
         elif not isinstance(optim, PyroOptim):
             self.optimizer.add_param_group({"params": list(new_parameters.values())})
@@ -136,22 +136,22 @@ class JointOptimizer:
             _take_over_groups(self.optimizer, new_optimizer)
 
     def start(self, model: Model, guide: Any, args: Args, kwargs: Kwargs) -> None:
-        """Make an optimizer that depends on the model and the guide before the first loss."""
+        """Make the optimizer before the first loss if ``optim`` is a :class:`GuideOptim`."""
         if isinstance(self._optim, GuideOptim) and self.optimizer is None:
             self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
 
     def forget_gradients(self) -> None:
-        """Free the memory of the last gradients."""
+        """Set the gradients of all parameters to None."""
         if self.optimizer is None:
             return
-        # Without the hooks of torch's zero_grad, which take as long as a small layer.
+        # The hooks of torch's zero_grad would take as long as a small layer.
         for parameter in optimizer_parameters(self.optimizer):
             parameter.grad = None
 
     def add(
         self, parameters: Mapping[str, Tensor], gradients: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        """Take over parameters that are new, and add gradients to theirs."""
+        """Add parameters that are new to the optimizer, and add gradients to the parameters' gradients."""
         self.adopt(parameters)
         add_gradients(gradients)
 
@@ -188,13 +188,13 @@ def add_gradients(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 @contextmanager
 def naming_devices(optimizer: Optimizer) -> Iterator[None]:
-    """Say what to do if a step fails because parameters have moved to another device than the optimizer's state."""
+    """Explain an error of a step in the block if parameters are on another device than the optimizer's state."""
     try:
         yield
     except RuntimeError as error:
         for parameter, state in optimizer.state.items():
             for value in state.values():
-                # Counts of steps may be elsewhere.
+                # Counts of steps, which are 0-d, may be on another device.
                 has_elements = isinstance(value, Tensor) and value.dim() > 0
                 if has_elements and value.device != parameter.device:
                     raise ValueError(
@@ -224,7 +224,7 @@ def make_optimizer(
 
 
 def _fuse_on_cuda(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer with torch's fused step, which a CUDA graph can hold, unless its maker chose another."""
+    """Give an optimizer on a GPU torch's fused step, which a CUDA graph can contain, if no setting excludes it."""
     kind: Any = type(optimizer)
     if kind not in (Adam, AdamW, SGD):
         return optimizer
@@ -233,7 +233,7 @@ def _fuse_on_cuda(optimizer: Optimizer) -> Optimizer:
             return optimizer
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        # None leaves the choice to torch; False is a choice.
+        # None leaves the choice to torch; False is a user's choice.
         is_chosen = group.get("foreach") is not None or group.get("fused") is not None
         if is_chosen or any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
             return optimizer
@@ -278,7 +278,7 @@ def _make_from_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optim
 def _members_with(
     settings: dict[str, Any], groups: list[tuple[dict[str, Any], list[Tensor]]]
 ) -> list[Tensor]:
-    """Return the members of the group with these settings, which is added if there is none."""
+    """Return the list of parameters of the group with these settings; add a group if there is none."""
     for group_settings, members in groups:
         if group_settings == settings:
             return members
@@ -287,7 +287,7 @@ def _members_with(
 
 
 def _take_over_groups(optimizer: Optimizer, second_optimizer: Optimizer) -> None:
-    """Take over another optimizer's groups, with the state that some optimizers create at once."""
+    """Move the groups of a second optimizer to the first, with the state that some optimizers have from the start."""
     for group in second_optimizer.param_groups:
         optimizer.add_param_group(group)
     optimizer.state.update(second_optimizer.state)
@@ -327,13 +327,13 @@ def fused_optimizer(
 def _fused_setting(
     constructor: Callable[..., Optimizer], settings: Iterable[str], parameters: Iterable[Tensor]
 ) -> dict[str, bool]:
-    """Return the setting of torch's fused step; none where there is no such step, or a user's setting excludes it."""
+    """Return ``{"fused": True}`` if torch has a fused step for these parameters and settings, else an empty dict."""
     if "fused" not in inspect.signature(constructor).parameters:
         return {}
     if (CHOICES | STARTS_TOGETHER) & {*settings}:
         return {}
-    able = all(p.is_floating_point() and p.device.type in FUSED_ON for p in parameters)
-    return {"fused": True} if able else {}
+    can_fuse = all(p.is_floating_point() and p.device.type in FUSED_ON for p in parameters)
+    return {"fused": True} if can_fuse else {}
 
 
 #: Adam at a learning rate of 1e-3.
@@ -362,7 +362,7 @@ def check_no_closure(optimizer: Optimizer) -> None:
 
 
 def initial_rates(optimizer: Optimizer) -> list[float | None]:
-    """Return the learning rate that each group of parameters starts from; None where the optimizer has none."""
+    """Return each group's learning rate before any schedule; None for a group without one."""
     rates: list[float | None] = []
     for group in optimizer.param_groups:
         rate = group.get("initial_lr", group.get("lr"))
@@ -377,7 +377,7 @@ def change_rates(
     rates: list[Any],
     path: Path,
 ) -> None:
-    """Resume at other learning rates, with a warning; a rate that has decayed becomes the new rate, decayed as far."""
+    """Change learning rates at a resume, with a warning; a decayed rate becomes the new rate with the same decay."""
     if saved_rates == rates:
         return
     warnings.warn(
@@ -392,11 +392,15 @@ def change_rates(
 
 
 def _rates_in_words(rates: Iterable[float | None]) -> str:
+    """Return learning rates as text for a message."""
     return " and ".join(f"{rate:g}" for rate in rates if rate is not None)
 
 
 def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
-    """Check a saved state for torch's fused steps, which check no shape, and give it the parameters' strides."""
+    """Check the shapes of a saved state, and give its tensors the strides of the parameters.
+
+    Only states of fused steps are checked, because these steps check nothing and could crash the process.
+    """
     is_fused: list[bool] = []
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         is_fused += [bool(saved_group.get("fused"))] * len(group["params"])
@@ -417,7 +421,7 @@ def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -
 
 
 def _start_from(scheduler: Any, rates: Sequence[float | None]) -> None:
-    """Give a scheduler, and the schedulers that it consists of, the rates that it multiplies."""
+    """Set the base learning rates of a scheduler and of the schedulers that it consists of."""
     if hasattr(scheduler, "base_lrs"):
         scheduler.base_lrs = list(rates)
     for inner_scheduler in getattr(scheduler, "_schedulers", ()):

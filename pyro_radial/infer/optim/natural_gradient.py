@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Natural gradients for normal and radial posteriors."""
+"""Train normal and radial posteriors by natural gradients."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from torch.distributions import Transform, transform_to
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyro_radial._pyro.checks import check_number, check_types, optional, positive_float
+from pyro_radial._pyro.checks import check_number, optional, positive_float
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial._pyro.types import Model, Node
 from pyro_radial.distributions.moments import moments
@@ -43,22 +43,22 @@ from pyro_radial.nn.modules import device_of, evaluating
 WARM_UP = 0.05
 # The learning rates of means by default, in standard deviations, and with ``beta2``, in variances.
 LR, LR_AS_PUBLISHED = 1.0, 0.1
-# The rate of widths falls like this number over that of the steps, from the most to the least. In any run the rates sum
-# to 12, so a width grows from 0.01 to 0.97 where the best is one.
+# The rate of widths falls as WIDTH_STEPS over the number of steps, between these limits. In any run the rates sum to
+# 12, so a width grows from 0.01 to 0.97 where the best is one.
 WIDTH_STEPS, MOST_WIDTH_RATE, LEAST_WIDTH_RATE = 5.0, 0.5, 1e-5
-# It falls from this share of a run on, or from this step where the length is unknown. In a network widths that grow
-# before the means have learned end at a higher loss.
+# The rate of widths falls after this share of a run, or after this step where the length is unknown. In a network,
+# widths that grow before the means have learned end at a higher loss.
 SETTLING_SHARE, SETTLING_STEPS = 0.1, 30.0
 # The rate of means falls like one over the root of the number of steps after these.
 STEADY_STEPS = 100
 # The root mean square of a step of log(variance) is at most the first rate of widths, within these limits.
-# Where widths of a deep network change faster, its activations grow before any curvature is seen.
+# If widths of a deep network change faster, its activations grow before any curvature is measured.
 LEAST_LIMIT, MOST_LIMIT = 0.02, 0.1
 # A mean moves by at most this part of the root mean square of its site's weights.
 MOST_SHARE = 0.1
 # The share of a new value in the averages of squared gradients and of recent means.
 SQUARE_SHARE, RECENT_SHARE = 0.05, 0.05
-# How much the distance from the average of recent means counts, beside the standard deviation.
+# The weight of the distance from the average of recent means, relative to that of the standard deviation.
 TRAVEL = 0.5
 # Added to the root of averages of squares; the square of a smaller gradient may underflow.
 TINY = 1e-12
@@ -66,9 +66,9 @@ TINY = 1e-12
 FEWEST_STEPS, LEAST_SUM_OF_RATES = 100, 3.0
 # Widths are marked at steps that grow by the eighth root of two, so the marks span the last 30 to 35 % of the steps.
 MARKS, MARKS_PER_DOUBLING = 5, 8.0
-# Widths are on their way if the loss falls by more nats than this for each weight and unit of log(width).
+# Widths have not arrived if the loss falls by more nats than this for each weight and unit of log(width).
 MOST_PULL = 0.4
-# A smaller change of the logarithm of a width is rounding; such a width was not trained.
+# A width whose logarithm has changed by less than this was not trained; the change is rounding.
 ROUNDING = 1e-5
 
 
@@ -152,8 +152,6 @@ class NaturalGradient(GuideOptim):
         :param args: arguments of the model and the guide, such as the first batch.
         :returns: an optimizer; call ``step`` after ``loss.backward()``, with the loss of the whole data set.
         """
-        check_types(Callable, model=model)
-        check_types(nn.Module, guide=guide)
         with (
             evaluating(model, guide),
             torch.no_grad(),
@@ -191,7 +189,7 @@ class NaturalGradient(GuideOptim):
             **dict(TermsELBO()(model, guide).named_parameters()),
             **unconstrained_parameters(drawn, trace),
         }
-        # Each parameter under one name.
+        # By id, so that a parameter with two names comes once.
         other_parameters: dict[int, tuple[str, Tensor]] = {}
         for name, parameter in all_parameters.items():
             if parameter.requires_grad and id(parameter) not in site_parameter_ids:
@@ -220,7 +218,7 @@ class NaturalGradient(GuideOptim):
         return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=rising))
 
     def advice_before(self, steps: int) -> str | None:
-        """Say so if a run of so many steps is too short for widths."""
+        """Return advice if a run of ``steps`` steps is too short to train widths, else None."""
         if self.beta2 is None and steps < FEWEST_STEPS:
             return (
                 f"epochs gives {steps} steps, but NaturalGradient trains widths in {FEWEST_STEPS} or more; give more "
@@ -234,7 +232,7 @@ class NaturalGradient(GuideOptim):
         return None
 
     def advice_after(self, optimizer: Any) -> str | None:
-        """Say so if a run ended with widths on their way."""
+        """Return advice if widths were still changing when a run with this optimizer ended, else None."""
         pulls = optimizer.pulls()
         if not pulls:
             return None
@@ -247,7 +245,7 @@ class NaturalGradient(GuideOptim):
     def _set_widths(
         self, guide: AutoPerSite, sites: Mapping[str, LocScaleSite], trace: Trace, curvature: float
     ) -> None:
-        """Start the widths that were never trained at the prior's precision and the curvature of all data."""
+        """Set the widths that were never trained, from the prior's precision and the curvature of all data."""
         changes = guide.scale_change()
         stddevs: dict[str, Tensor] = {}
         for name, site in sites.items():
@@ -261,7 +259,7 @@ class NaturalGradient(GuideOptim):
 
 
 class SiteState(NamedTuple):
-    """A site's unconstrained parameters, what is remembered of its steps, and how scales are computed."""
+    """A site's unconstrained parameters, the averages of its gradients, and the transform of its scales."""
 
     name: str
     loc: Tensor
@@ -269,11 +267,11 @@ class SiteState(NamedTuple):
     #: The average of the gradients of ``loc``, and of their squares.
     average: Tensor
     square: Tensor
-    #: The average of ``loc`` itself.
+    #: The average of recent values of ``loc``.
     recent: Tensor
     #: The average of squared derivatives by log(scale).
     width_square: Tensor
-    #: The sum of rates and the mean of log(scale) at some earlier steps; see :func:`is_marked`.
+    #: The sum of rates and the mean of log(scale) at previous marked steps, in a row each; see :func:`is_marked`.
     marks: Tensor
     to_scale: Transform
     #: The scale at a standard deviation of one.
@@ -281,7 +279,7 @@ class SiteState(NamedTuple):
 
     @classmethod
     def of(cls, name: str, site: LocScaleSite) -> "SiteState":
-        """Return the parameters of a site, with nothing remembered."""
+        """Return the state of a site before its first step."""
         to_scale = transform_to(site.family.scale_constraint)
         marks = site.loc.new_zeros(MARKS, 2)
         marks[:, 1] = to_scale(site.scale.detach()).log().mean()
@@ -299,11 +297,11 @@ class SiteState(NamedTuple):
         )
 
     def changed_by_steps(self) -> list[Tensor]:
-        """Return the tensors that a step changes."""
+        """Return the tensors that each step changes; marks change in some steps only, outside of graphs."""
         return [self.loc, self.scale, self.average, self.square, self.recent, self.width_square]
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the optimizer's state."""
+        """Return the tensors of the site by their names in the optimizer's state."""
         return {
             "average": self.average,
             "square": self.square,
@@ -313,13 +311,13 @@ class SiteState(NamedTuple):
         }
 
     def _marks_and_current(self, sum_of_rates: float) -> Tensor:
-        """Return the marks and one of the present widths."""
+        """Return the marks, and as a last row a mark of the current widths."""
         log_scale = self.to_scale(self.scale).log().mean()
         current_mark = torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])
         return torch.cat([self.marks, current_mark[None]])
 
     def mark(self, sum_of_rates: float) -> None:
-        """Replace the oldest mark by one of the present widths."""
+        """Replace the oldest mark by a mark of the current widths."""
         self.marks.copy_(self._marks_and_current(sum_of_rates)[1:])
 
     def pull(self, sum_of_rates: float) -> float:
@@ -336,13 +334,16 @@ class SiteState(NamedTuple):
 
 
 class StepRates(NamedTuple):
-    """The numbers of a site's next step; a graph has them as 0-d tensors, and zero in all undoes a step."""
+    """The learning rates and averaging weights of a site's next step; in a graph 0-d tensors.
+
+    If all are zero, the step changes nothing.
+    """
 
     loc: float | Tensor
     width: float | Tensor
-    #: The limit of a step of the logarithm of variances.
+    #: The limit of the root mean square of a step of log(variance).
     limit: float | Tensor
-    #: The shares of new values in the averages.
+    #: The weights of new values in the averages of gradients, of their squares and of recent means.
     average: float | Tensor
     square: float | Tensor
     recent: float | Tensor
@@ -351,9 +352,13 @@ class StepRates(NamedTuple):
 class NaturalGradientOptimizer(GraphOptimizer):
     """The optimizer that :meth:`NaturalGradient.optimizer` makes.
 
-    :meth:`update_in_graph` is its step as operations on tensors alone. A step takes it, or a graph of the loss, and
-    :meth:`count_step`
-    follows either.
+    A loop calls :meth:`step`. A graph of the loss contains :meth:`update_in_graph`, which is the same update by tensor
+    operations alone; :meth:`write_rates` comes before a replay of the graph, and :meth:`count_step` after it.
+
+    :param sites: the sites to train by natural gradients.
+    :param other_optimizer: the optimizer of other parameters, or None.
+    :param settings: the learning rate ``lr``, the decays ``beta1`` and ``beta2``, and ``settling``, the number of steps
+        before the rate of widths falls.
     """
 
     def __init__(
@@ -361,7 +366,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
     ) -> None:
         super().__init__(_locs_and_scales(sites), settings)
         self._sites = sites
-        #: The optimizer of other parameters, which shares the groups and the state of this one.
+        #: The optimizer of other parameters, whose groups and state are parts of those of this optimizer.
         self.other_optimizer = other_optimizer
         #: The tensors that :meth:`update_in_graph` changes.
         self.changed_tensors = []
@@ -372,7 +377,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
         loc = sites[0].loc
         #: A 0-d tensor; while it is not zero, :meth:`update_in_graph` changes nothing.
         self.stopped = loc.new_zeros((), dtype=torch.float32)
-        # The rates of the step that :meth:`update_in_graph` takes, and where it reads them: a row for each site.
+        # The rates of the step in a graph, and the tensor from which the graph reads them, with a row for each site.
         self._written: list[StepRates] = []
         self._rates = loc.new_zeros(
             len(sites), len(StepRates._fields), dtype=accumulation_dtype(loc)
@@ -386,7 +391,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
             self._share_groups()
 
     def _share_groups(self) -> None:
-        """Let the ordinary optimizer use the groups and the state of this one."""
+        """Let the optimizer of other parameters use the groups and the state of this optimizer."""
         if self.other_optimizer is not None:
             self.other_optimizer.param_groups = self.param_groups[1:]
             self.other_optimizer.state = self.state
@@ -396,7 +401,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
         """Load a state as in torch."""
         super().load_state_dict(dict(state_dict))
         for site in self._sites:
-            # Graphs hold the tensors.
+            # Graphs read these tensors, so loaded values are copied into them.
             loaded = self.state[site.loc]
             for name, tensor in site.state_tensors().items():
                 loaded[name] = tensor.copy_(loaded[name])
@@ -404,7 +409,11 @@ class NaturalGradientOptimizer(GraphOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step on the gradients, after a closure that makes them; returns what it returns."""
+        """Take a step on the gradients of the parameters, as optimizers of torch do.
+
+        :param closure: computes the loss and the gradients first.
+        :returns: the result of the closure.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -429,7 +438,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
     def _count_steps(
         self, updated: Sequence[tuple[bool, bool]], rates: Sequence[StepRates]
     ) -> None:
-        """Count a step of the locations and scales that have moved."""
+        """Count a step for the sites whose ``loc`` and ``scale`` were updated, and mark widths where it is time to."""
         for site, (loc_updated, scale_updated), site_rates in zip(
             self._sites, updated, rates, strict=True
         ):
@@ -442,13 +451,13 @@ class NaturalGradientOptimizer(GraphOptimizer):
                     site.mark(state["sum_of_rates"])
 
     def parameters_to_clip(self) -> list[Tensor]:
-        """Return all but the scales, which arrive at a wrong point if their gradients are clipped."""
+        """Return all parameters but the scales, which would end at wrong values if their gradients were clipped."""
         scales = {id(site.scale) for site in self._sites}
         return [p for p in optimizer_parameters(self) if id(p) not in scales]
 
     @torch.no_grad()
     def pulls(self) -> dict[str, float]:
-        """Return dL / d log(scale) for each weight of the sites with widths on their way; positive where too wide."""
+        """Return the mean dL / d log(scale) of each site whose widths have not arrived; positive if too wide."""
         pulls: dict[str, float] = {}
         for site in self._sites:
             state = self.state[site.loc]
@@ -469,33 +478,38 @@ class NaturalGradientOptimizer(GraphOptimizer):
     def update_in_graph(
         self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
     ) -> frozenset[int]:
-        """Move all sites at the rates of :meth:`write_rates`, by operations that a graph can record.
+        """Update all sites at the rates of :meth:`write_rates`, by operations that a graph can record.
 
-        Nothing moves if the loss is not finite, or if a site has no gradient.
+        Nothing changes if the loss is not finite, or if a site has no gradient.
 
-        :param gradients: by the ids of parameters.
-        :param scales: constrained values, by the ids of parameters; others are computed.
-        :returns: the ids of the parameters that it moves.
+        :param gradients: the gradients by the ids of parameters.
+        :param scales: the constrained scales, by the ids of their unconstrained parameters; missing ones are computed.
+        :returns: the ids of the parameters that the graph updates.
         """
-        finite = torch.isfinite(loss) & (self.stopped == 0.0)
-        clean: list[tuple[Tensor, Tensor]] = []
+        is_finite = torch.isfinite(loss) & (self.stopped == 0.0)
+        finite_gradients: list[tuple[Tensor, Tensor]] = []
         for site in self._sites:
-            by_loc = gradients.get(id(site.loc))
-            by_scale = gradients.get(id(site.scale))
-            if by_loc is None or by_scale is None:
+            loc_gradient = gradients.get(id(site.loc))
+            scale_gradient = gradients.get(id(site.scale))
+            if loc_gradient is None or scale_gradient is None:
                 return frozenset()
-            clean.append((torch.where(finite, by_loc, 0.0), torch.where(finite, by_scale, 0.0)))
+            finite_gradients.append(
+                (
+                    torch.where(is_finite, loc_gradient, 0.0),
+                    torch.where(is_finite, scale_gradient, 0.0),
+                )
+            )
         rates: list[StepRates] = []
-        rows = torch.where(finite, self._rates, 0.0).unbind()
+        rows = torch.where(is_finite, self._rates, 0.0).unbind()
         for site, row in zip(self._sites, rows, strict=True):
             rates.append(StepRates(*row.to(site.loc).unbind()))
-        self._update_sites(clean, rates, scales)
+        self._update_sites(finite_gradients, rates, scales)
         return frozenset(map(id, _locs_and_scales(self._sites)))
 
     def _next_rates(self) -> list[StepRates]:
-        """Return the numbers of each site's next step."""
+        """Return the rates of each site's next step."""
         rates: list[StepRates] = []
-        # Most often all sites have taken as many steps.
+        # Most often all sites have the same number of steps.
         by_count: dict[tuple[int, int], StepRates] = {}
         for site in self._sites:
             state = self.state[site.loc]
@@ -506,11 +520,11 @@ class NaturalGradientOptimizer(GraphOptimizer):
         return rates
 
     def _rates_after(self, steps: int, width_steps: int) -> StepRates:
-        """Return the numbers of the step after so many steps of means and of widths."""
+        """Return the rates of the step that follows ``steps`` steps of means and ``width_steps`` steps of widths."""
         group = self.param_groups[0]
         beta2 = group["beta2"]
         gradient_weight = 1.0 - group["beta1"]
-        # The weights of the gradients so far in the averages, as in Adam.
+        # The sums of the weights in the averages so far; division by them removes the bias, as in Adam.
         of_average = 1.0 - (1.0 - gradient_weight) ** (steps + 1)
         of_square = 1.0 - (1.0 - SQUARE_SHARE) ** (steps + 1)
         of_widths = 1.0 - (1.0 - SQUARE_SHARE) ** (width_steps + 1)
@@ -532,25 +546,27 @@ class NaturalGradientOptimizer(GraphOptimizer):
         rates: Sequence[StepRates],
         scales: Mapping[int, Tensor],
     ) -> None:
-        """Move all sites with a gradient, from the gradients of each ``loc`` and ``scale``."""
-        published = self.param_groups[0]["beta2"] is not None
-        for site, (by_loc, by_scale), site_rates in zip(self._sites, gradients, rates, strict=True):
+        """Update each site's ``loc`` and ``scale`` from their gradients; one without a gradient stays as it is."""
+        is_published = self.param_groups[0]["beta2"] is not None
+        for site, (loc_gradient, scale_gradient), site_rates in zip(
+            self._sites, gradients, rates, strict=True
+        ):
             scale = scales.get(id(site.scale))
             if scale is None:
                 scale = site.to_scale(site.scale)
             variance = (scale / site.per_stddev).square()
-            if by_scale is not None:
-                fall = _update_scale(site, by_scale, site_rates, scale)
-                if published:
+            if scale_gradient is not None:
+                fall = _update_scale(site, scale_gradient, site_rates, scale)
+                if is_published:
                     variance = variance * torch.exp(-fall)
-            if by_loc is not None and published:
-                _update_loc_as_published(site, by_loc, site_rates, variance)
-            elif by_loc is not None:
-                _update_loc(site, by_loc, site_rates, variance)
+            if loc_gradient is not None and is_published:
+                _update_loc_as_published(site, loc_gradient, site_rates, variance)
+            elif loc_gradient is not None:
+                _update_loc(site, loc_gradient, site_rates, variance)
 
 
 def width_rate(step: int, settling: float) -> float:
-    """Return the rate of widths in a step, counted from one."""
+    """Return the learning rate of widths in a step, counted from one."""
     return max(LEAST_WIDTH_RATE, min(MOST_WIDTH_RATE, WIDTH_STEPS / (step + settling)))
 
 
@@ -567,34 +583,40 @@ def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> T
     return scale * _inverse_slope(to_scale, unconstrained, scale)
 
 
-def _update_scale(site: SiteState, by_scale: Tensor, rates: StepRates, scale: Tensor) -> Tensor:
-    """Move a site's scales, and return the fall of the logarithm of its variances."""
-    per_log = by_log_scale(site.to_scale, site.scale, scale)
-    derivative = by_scale * per_log
+def _update_scale(
+    site: SiteState, scale_gradient: Tensor, rates: StepRates, scale: Tensor
+) -> Tensor:
+    """Update a site's scales in place, and return by how much the logarithm of its variances falls."""
+    by_log = by_log_scale(site.to_scale, site.scale, scale)
+    derivative = scale_gradient * by_log
     site.width_square.lerp_(derivative.square(), rates.square)
-    # Noise is divided by its size, not cut off: a few large derivatives hold widths against the prior's steady pull.
+    # Derivatives are divided by their root mean square and not clipped. A few large ones balance the steady pull of the
+    # prior, so they must keep their size.
     fall = derivative * (rates.limit / (site.width_square.sqrt() + TINY)).clamp(max=rates.width)
-    site.scale.addcmul_(fall, per_log, value=-0.5)
+    site.scale.addcmul_(fall, by_log, value=-0.5)
     return fall
 
 
-def _update_loc(site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tensor) -> None:
-    """Move a site's means by a step of Adam in units of its posterior and of the way that it came, or a smaller one."""
-    site.average.lerp_(by_loc, rates.average)
-    site.square.lerp_(by_loc.square(), rates.square)
+def _update_loc(site: SiteState, loc_gradient: Tensor, rates: StepRates, variance: Tensor) -> None:
+    """Update a site's means by a step of Adam in units of posterior standard deviations and of their recent change.
+
+    The unit is limited to a tenth of the root mean square of the site's weights.
+    """
+    site.average.lerp_(loc_gradient, rates.average)
+    site.square.lerp_(loc_gradient.square(), rates.square)
     site.recent.lerp_(site.loc, rates.recent)
     travel = site.loc - site.recent
     squared_unit = torch.addcmul(variance, travel, travel, value=TRAVEL**2)
-    most = MOST_SHARE**2 * torch.addcmul(variance, site.loc, site.loc).mean()
-    unit = torch.minimum(squared_unit, most).sqrt()
+    largest_squared_unit = MOST_SHARE**2 * torch.addcmul(variance, site.loc, site.loc).mean()
+    unit = torch.minimum(squared_unit, largest_squared_unit).sqrt()
     site.loc.sub_(unit * site.average / (site.square.sqrt() + TINY) * rates.loc)
 
 
 def _update_loc_as_published(
-    site: SiteState, by_loc: Tensor, rates: StepRates, variance: Tensor
+    site: SiteState, loc_gradient: Tensor, rates: StepRates, variance: Tensor
 ) -> None:
-    """Move a site's means by the average gradient times its variance."""
-    site.average.lerp_(by_loc, rates.average)
+    """Update a site's means by the average gradient times the variance, as in the published algorithm."""
+    site.average.lerp_(loc_gradient, rates.average)
     site.loc.sub_(variance * site.average * rates.loc)
 
 
@@ -606,14 +628,14 @@ def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) ->
 
 
 def _checked_decay(name: str, value: object) -> float:
-    """Check the decay of an average."""
+    """Return the decay of an average after a check of its range."""
     return check_number(
         name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one"
     )
 
 
 def _rise_and_fall(step: int, steps: int, rising: int) -> float:
-    """Return the factor of learning rates in a step: it rises to one, and falls to zero along a cosine."""
+    """Return the factor of learning rates in a step: it rises to one in ``rising`` steps, then falls along a cosine."""
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
@@ -625,7 +647,7 @@ def _is_local(node: Node) -> bool:
 
 
 def _checked_num_data(model: Model, trace: Trace) -> int:
-    """Return the number of data, or raise a ``ValueError`` if the model does not say it."""
+    """Return the number of data in a trace of the model; raise a ``ValueError`` if the model does not know it."""
     likelihoods = [module for module in submodules(model) if isinstance(module, Likelihood)]
     number = num_data_of(trace)
     if number is None or any(likelihood.num_data is None for likelihood in likelihoods):
@@ -636,7 +658,7 @@ def _checked_num_data(model: Model, trace: Trace) -> int:
 
 
 def _locs_and_scales(sites: Sequence[SiteState]) -> list[Tensor]:
-    """Return the parameters of sites."""
+    """Return each site's ``loc`` and ``scale``, one site after another."""
     parameters: list[Tensor] = []
     for site in sites:
         parameters += site.loc, site.scale

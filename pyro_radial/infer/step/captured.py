@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A whole training step as one graph of a device: noise, loss, gradients, and the step of the optimizer."""
+"""Capture a whole training step as one CUDA graph: noise, loss, gradients, and the step of the optimizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -25,42 +25,42 @@ from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluatio
 from pyro_radial.infer.step.recording import Recording
 from pyro_radial.infer.step.signature import Leaves
 
-# Steps before a capture, which make the optimizer's state and load kernels.
+# Steps before a capture, in which the optimizer creates its state and kernels are loaded.
 WARM_UPS = 2
-# A step that must be captured more often than this runs without.
+# After more captures than this, steps run without a captured graph.
 MOST_CAPTURES = 8
-# Entries of a group of parameters that a graph does not fix.
+# Entries of a parameter group that may change while a captured graph is in use.
 CHANGING = ("params", "lr", "initial_lr")
 
 
 class CaptureError(RuntimeError):
-    """A device cannot capture a step, which has not been taken."""
+    """A step cannot be captured, and has not been taken; the text is the reason."""
 
 
 Body = Callable[[], LossEvaluation]
 
 
 class Device(ABC):
-    """Something that captures a function on tensors, and replays it on what is in the same memory then."""
+    """Captures a function of tensors in fixed memory; each replay reads and writes the same memory."""
 
     @abstractmethod
     def warm_up(self, body: Body) -> LossEvaluation:
-        """Run a function as it will be captured."""
+        """Run a function once without a capture, as preparation for one."""
 
     @abstractmethod
     def capture(self, body: Body) -> Body:
-        """Return a function that replays what the function does; its result is in the same memory each time."""
+        """Return a function that replays the operations of ``body``; its result is in the same memory each time."""
 
 
 class CudaGraphs(Device):
-    """CUDA graphs that share their memory."""
+    """Captures functions as CUDA graphs, which share one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
     def warm_up(self, body: Body) -> LossEvaluation:
-        """Run a function on another stream, as a capture does."""
+        """Run a function on the stream of later captures."""
         current_stream = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current_stream)
         with torch.cuda.stream(self._stream):
@@ -88,15 +88,16 @@ class CudaGraphs(Device):
 
 
 def device_graphs(device: torch.device) -> Device | None:
-    """Return the graphs of a device, or None if it has none."""
+    """Return what captures steps on a device, or None on a CPU."""
     return CudaGraphs(device) if device.type == "cuda" else None
 
 
 class CapturedStep:
-    """Replay a recorded program and the step of the optimizer as one graph.
+    """A recorded program and the step of the optimizer, captured as one graph and replayed.
 
-    Arguments are copied into memory that the graph reads, unless they are the same tensors at each step. A graph is
-    captured anew if tensors that it reads have moved, or if settings of the optimizer besides learning rates change.
+    Arguments are copied into memory that the graph reads, unless they are the same tensors at each step. The step is
+    captured again if tensors that it reads have another address, or if settings of the optimizer besides learning rates
+    change.
     """
 
     def __init__(
@@ -118,23 +119,23 @@ class CapturedStep:
         self._replay: Body | None = None
         self._warm_ups = 0
         self.captures = 0
-        # What the graph fixes.
+        # The properties that the captured graph depends on; see _fixed_properties.
         self._fixed: object = None
         ordinary_optimizer = (
             optimizer.other_optimizer if isinstance(optimizer, GraphOptimizer) else optimizer
         )
         self._rates = None if ordinary_optimizer is None else RateTensors(ordinary_optimizer)
-        #: Why the optimizer takes its step after the graph; None if the graph takes it.
+        #: Why the optimizer takes its step after the graph; None if its step is in the graph.
         self.eager_optimizer_reason = self._find_eager_optimizer_reason()
 
     def is_of(self, call: Call) -> bool:
-        """Return whether the graph takes the steps of a call's optimizer."""
+        """Return whether the captured step is one of the call's optimizer."""
         return call.optimizer is self._optimizer
 
     def __call__(self, call: Call, leaves: Leaves) -> LossEvaluation:
-        """Take a step on the leaves of the arguments."""
-        self._write(call, leaves)
-        if self._replay is not None and self._fixed != self._fixed_now(call):
+        """Take a step: warm up at first, then capture, and replay from then on."""
+        self._write_inputs(call, leaves)
+        if self._replay is not None and self._fixed != self._fixed_properties(call):
             self._replay = None
             self._warm_ups = 0
             self.eager_optimizer_reason = self._find_eager_optimizer_reason()
@@ -142,20 +143,20 @@ class CapturedStep:
             evaluation = self._replay()
         elif self._warm_ups < WARM_UPS:
             self._warm_ups += 1
-            evaluation = self._device.warm_up(lambda: self._body(call))
+            evaluation = self._device.warm_up(lambda: self._run_step(call))
         elif self.captures >= MOST_CAPTURES:
             raise CaptureError(
                 "its tensors, or settings of its optimizer, are replaced again and again"
             )
         else:
-            self._replay = self._device.capture(lambda: self._body(call))
+            self._replay = self._device.capture(lambda: self._run_step(call))
             self.captures += 1
-            self._fixed = self._fixed_now(call)
+            self._fixed = self._fixed_properties(call)
             evaluation = self._replay()
         return self._recording.evaluation_of_program(call, _copy_results(evaluation), CAPTURED)
 
     def _find_eager_optimizer_reason(self) -> str | None:
-        """Return why the optimizer's step cannot be in the graph."""
+        """Return why the optimizer's step cannot be in the graph, or None if it can."""
         if self._caller_reason is not None:
             return self._caller_reason
         for name, parameter in self._recording.parameters.items():
@@ -163,8 +164,8 @@ class CapturedStep:
                 return f"a hook changes the gradient of {name}"
         return None if self._rates is None else self._rates.uncapturable_reason()
 
-    def _body(self, call: Call) -> LossEvaluation:
-        """Run what the graph does."""
+    def _run_step(self, call: Call) -> LossEvaluation:
+        """Run the operations that are captured: the loss, its gradients, and the optimizer's step if possible."""
         recording = self._recording
         with torch.no_grad():
             tensors = self._code(*recording.constants, *self._inputs)
@@ -181,8 +182,8 @@ class CapturedStep:
             self._rates.step(parameters, evaluation.gradients, call.stopped)
         return evaluation._replace(gradients=(None,) * len(evaluation.gradients), stepped=True)
 
-    def _write(self, call: Call, leaves: Leaves) -> None:
-        """Write what changes from step to step to where the graph reads it."""
+    def _write_inputs(self, call: Call, leaves: Leaves) -> None:
+        """Copy the numbers, arguments and learning rates of this step into the memory that the graph reads."""
         tensors = leaves.tensors()
         numbers = self._recording.numbers(call, leaves)
         if not self._inputs:
@@ -205,8 +206,8 @@ class CapturedStep:
         if self._rates is not None:
             self._rates.write()
 
-    def _fixed_now(self, call: Call) -> tuple[object, ...]:
-        """Return what the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
+    def _fixed_properties(self, call: Call) -> tuple[object, ...]:
+        """Return what a captured graph depends on: addresses of tensors, settings of the optimizer, and hooks."""
         tensors = [*self._recording.constants, *self._inputs]
         hooks = any(map(post_accumulate_hooks, self._recording.parameters.values()))
         if self.eager_optimizer_reason is not None:
@@ -216,13 +217,13 @@ class CapturedStep:
         settings: list[object] = []
         for group in self._optimizer.param_groups:
             settings += [value for key, value in group.items() if key not in CHANGING]
-        # A loaded state is another dict.
+        # Loading a state into the optimizer replaces the dict of states.
         fixed = id(self._optimizer.state), has_step_hooks(self._optimizer), settings
         return addresses(tensors), hooks, call.stopped is None, fixed
 
 
 class RateTensors:
-    """The learning rates of an optimizer as tensors, so that a graph of its step can read them."""
+    """The learning rates of an optimizer's groups as tensors, which a captured step reads."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -230,7 +231,7 @@ class RateTensors:
         self._written: list[float] = []
 
     def uncapturable_reason(self) -> str | None:
-        """Return why a graph cannot take a step of the optimizer."""
+        """Return why the optimizer's step cannot be captured, or None if it can."""
         name = type(self._optimizer).__name__
         if has_step_hooks(self._optimizer):
             return f"{name} has hooks at its steps"
@@ -239,7 +240,7 @@ class RateTensors:
         return None
 
     def write(self) -> None:
-        """Write the present rates to the tensors."""
+        """Copy the current learning rates of the groups into the tensors."""
         groups = self._optimizer.param_groups
         if len(self._tensors) != len(groups):
             self._tensors = [torch.empty((), device=group["params"][0].device) for group in groups]
@@ -258,7 +259,7 @@ class RateTensors:
         """Take a step of the optimizer at these rates, unless ``stopped`` is one."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        with self._in_groups():
+        with self._rates_in_groups():
             stop_where(self._optimizer, stopped)
             try:
                 with naming_devices(self._optimizer):
@@ -269,8 +270,8 @@ class RateTensors:
             parameter.grad = None
 
     @contextmanager
-    def _in_groups(self) -> Iterator[None]:
-        """Let groups have the tensors as rates, and say so that they may be captured."""
+    def _rates_in_groups(self) -> Iterator[None]:
+        """In the block, set the tensors as learning rates of the groups, and ``capturable`` during a capture."""
         groups = self._optimizer.param_groups
         capturing = self._tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
         original_settings = [(group["lr"], group.get("capturable")) for group in groups]
@@ -288,6 +289,6 @@ class RateTensors:
 
 
 def _copy_results(evaluation: LossEvaluation) -> LossEvaluation:
-    """Return what the graph gave, with the numbers that are handed on in memory of their own."""
+    """Return an evaluation with copies of loss and summary, whose memory the next replay overwrites."""
     summary = None if evaluation.summary is None else evaluation.summary.clone()
     return evaluation._replace(loss=evaluation.loss.clone(), summary=summary)

@@ -3,7 +3,6 @@
 
 """An ELBO whose values and gradients come from compiled graphs, for loops of any kind."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from pyro.infer.elbo import ELBOModule
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pyro_radial._pyro.checks import check_flag, check_types, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import add_gradients
 from pyro_radial.infer.step.inductor import Options
@@ -67,8 +66,6 @@ class CompiledELBO:
         max_signatures: int = 8,
         options: Options | None = None,
     ) -> None:
-        check_flag("compile", compile)
-        check_types(Mapping | None, options=options)
         if isinstance(loss, type) or not callable(loss):
             raise ValueError(
                 "loss must be an ELBO, such as TraceMeanField_ELBO() or TermsELBO(), or a function of the model, the "
@@ -76,7 +73,7 @@ class CompiledELBO:
             )
         max_signatures = positive_count("max_signatures", max_signatures)
         self.compiled_loss = loss
-        #: The graphs.
+        #: Evaluates losses by graphs.
         self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
         self._latest: LossEvaluation | None = None
 
@@ -96,7 +93,7 @@ class CompiledELBO:
 
     @property
     def eager_reasons(self) -> list[str]:
-        """Why programs ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
+        """The reasons why programs ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
         return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
 
     def loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
@@ -121,13 +118,14 @@ class CompiledELBO:
         return loss
 
     def _evaluate(self, call: Call) -> LossEvaluation:
+        """Evaluate a call by graphs, and store its terms in the loss."""
         self._latest = self.graphs(call)
         keep_terms(call, self._latest)
         return self._latest
 
 
 def call_of(loss: Any, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
-    """Return what to evaluate of a loss; without gradients under ``torch.no_grad``, as in ``SVI``."""
+    """Return the call that evaluates a loss; without gradients under ``torch.no_grad``, as in ``SVI``."""
     call = Call(loss, model, guide, args, kwargs, gradients=torch.is_grad_enabled())
     if not has_terms(loss):
         return call
@@ -135,7 +133,7 @@ def call_of(loss: Any, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -
 
 
 class _WithGradients(torch.autograd.Function):
-    """A loss with gradients that are known already."""
+    """Attach gradients that are computed already to a loss, for ``backward``."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *parameters: Tensor) -> Tensor:

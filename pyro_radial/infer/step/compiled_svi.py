@@ -12,7 +12,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyro_radial._pyro.checks import check_types, optional, positive_count
+from pyro_radial._pyro.checks import optional, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
 from pyro_radial.infer.step.compiled_elbo import CompiledELBO, call_of
@@ -85,17 +85,15 @@ class CompiledSVI:
         check_every: int | None = None,
         options: Options | None = None,
     ) -> None:
-        check_types(Callable, model=model, guide=guide)
-        check_types(Callable | None, loss_and_grads=loss_and_grads)
         elbo = CompiledELBO(loss, compile=compile, max_signatures=max_signatures, options=options)
         self.model = model
         self.guide = guide
         self.optim = optim
         self.loss = loss
         self._loss_and_grads = loss_and_grads
-        #: The graphs.
+        #: Evaluates losses by graphs.
         self.graphs = elbo.graphs
-        # The optimizer of all parameters, and the setting that it was made from, which a user may replace.
+        # The optimizer of all parameters, and the ``optim`` that it was made from, which a user may replace.
         self._joint = JointOptimizer(optim)
         self._joint_optim = optim
         self._check = FiniteCheck(
@@ -124,7 +122,7 @@ class CompiledSVI:
 
     @property
     def eager_reasons(self) -> list[str]:
-        """Why steps ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
+        """The reasons why steps ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
         return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
 
     def step(self, *args: Any, **kwargs: Any) -> Loss:
@@ -161,9 +159,10 @@ class CompiledSVI:
         return as_number(evaluation.loss)
 
     def _make_call(self, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
-        """Return one evaluation as a value: the loss that the user has set now, the programs and their arguments.
+        """Return the call that evaluates the current loss.
 
-        A torch optimizer's parameters are named by numbers, so that they get gradients although no store has them.
+        The parameters of a torch optimizer are extra parameters, named by numbers, because a ``param`` statement may
+        not have them.
         """
         loss = self.loss
         if self._loss_and_grads is not None:
@@ -177,6 +176,7 @@ class CompiledSVI:
         )
 
     def _evaluate(self, call: Call) -> LossEvaluation:
+        """Evaluate a call by graphs, and store its terms in the loss."""
         self._latest = self.graphs(call)
         keep_terms(call, self._latest)
         return self._latest
@@ -191,7 +191,7 @@ class CompiledSVI:
 
 
 def _find_not_finite_in_step(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
-    """Return what is not finite in a step, by name."""
+    """Repeat a step, and return in words what is not finite; raise an error for an observation out of its support."""
     with torch.random.fork_rng():
         for call in step.calls:
             step.noise.restore()

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Compiled code for recorded graphs, with random numbers as inputs, checked against the graph."""
+"""Compile recorded graphs by inductor, with random numbers as inputs, and check the code against the graph."""
 
 import math
 import warnings
@@ -19,14 +19,15 @@ from pyro_radial.infer.step.program_state import metadata_of
 from pyro_radial.infer.step.tensor_graph import ChangedTensors, Graph, restore_tensors
 
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
-# Instructions that torch itself uses need no trial by a compiler, which takes seconds.
+# Vector instructions that torch itself uses need no trial compilation, which takes seconds.
 OPTIONS = {
     "fallback_random": True,
     "cpp.vec_isa_ok": torch.backends.cpu.get_cpu_capability().startswith("AVX") or None,
 }
 CACHE_SIZE = 64
 
-# The largest error of compiled code, relative to the norm of a result or to a share of the largest norm.
+# The largest error of compiled code, relative to the norm of a result, or to SMALL times the largest norm if that is
+# larger.
 MOST_ROUNDING = 0.01
 SMALL = 1e-3
 
@@ -39,14 +40,14 @@ _code_by_key: dict[Hashable, GraphFunction] = {}
 
 @one_at_a_time()
 def compile_once(graph: Graph, inputs: Sequence[Tensor], options: Options) -> GraphFunction:
-    """Return checked, compiled code for a graph, perhaps made for an equal one.
+    """Return compiled code for a graph; equal graphs share one code, and a cache keeps the last 64.
 
-    Without a compiler, and where the compiled numbers are wrong, the graph itself is returned. The last 64 are kept.
+    Without a compiler, and if the code computes wrong numbers, the graph itself is returned.
     """
     key = _key(graph, inputs, options)
     if key not in _code_by_key:
         size = f"{len(graph.module.graph.nodes):,}"
-        # It takes seconds or minutes, so a terminal says what the wait is for.
+        # Compiling takes seconds or minutes, so a terminal shows what it waits for.
         bar = tqdm(
             total=1, desc=f"compiling a graph of {size} operations", leave=False, disable=None
         )
@@ -65,18 +66,18 @@ def compile_once(graph: Graph, inputs: Sequence[Tensor], options: Options) -> Gr
 
 
 def has_code(graph: Graph, inputs: Sequence[Tensor], options: Options) -> bool:
-    """Return whether :func:`compile_once` has code for such a graph."""
+    """Return whether the cache of :func:`compile_once` has code for a graph."""
     return _key(graph, inputs, options) in _code_by_key
 
 
 def forget() -> None:
-    """Drop all compiled code."""
+    """Empty the cache of compiled code."""
     _code_by_key.clear()
 
 
 @torch.no_grad()
 def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options) -> GraphFunction:
-    """Compile a graph, and return code that gives the graph's results on the same noise; inductor's can be wrong."""
+    """Compile a graph and compare its results with the code's on the same noise; return the graph if they differ."""
     tensors = [tensor.detach() for tensor in (*graph.constants, *inputs)]
     draw, module = split_noise(graph.module)
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
@@ -85,7 +86,7 @@ def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options)
     changed = ChangedTensors()
 
     def results(code: GraphFunction) -> list[Tensor]:
-        """Return what code returns, and what it makes of the tensors that the graph changes."""
+        """Run code, and return copies of its results and of the tensors that the graph changes in place."""
         with torch.random.fork_rng(devices):
             outputs = [tensor.clone() for tensor in (*code(*tensors), *changed.tensors())]
         restore_tensors(changed.originals)
@@ -95,7 +96,7 @@ def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options)
         module(*tensors)
     restore_tensors(changed.originals)
     expected = results(module)
-    # Without vector instructions code was right wherever it had been wrong.
+    # Where inductor's code was wrong so far, it was right without vector instructions.
     for trial_options in (options, {**options, "cpp.simdlen": 1}):
         code = compile_graph(module, tensors, trial_options)
         if agree(results(code), expected, MOST_ROUNDING):
@@ -108,23 +109,24 @@ def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options)
 
 
 def agree(results: Sequence[Tensor], references: Sequence[Tensor], tolerance: float) -> bool:
-    """Return whether results differ by rounding alone; a result that is small beside the others may be rounding itself.
+    """Return whether results equal their references up to rounding.
 
-    :param tolerance: the largest norm of a difference, relative to that of the result.
+    :param tolerance: the largest norm of a difference, relative to the norm of the reference, or to a thousandth of the
+        largest norm if that is larger, since a small result may consist of rounding.
     """
     sizes = [float(result.double().norm()) for result in references]
     least = SMALL * max(filter(math.isfinite, sizes), default=0.0)
     for a, b, size in zip(results, references, sizes, strict=True):
         equal = (a == b) | (a.isnan() & b.isnan())
         difference = float((a.double() - b.double()).masked_fill(equal, 0.0).norm())
-        # A NaN is more than rounding.
+        # This form is also true for NaN.
         if not difference <= tolerance * max(size, least):
             return False
     return True
 
 
 def _key(graph: Graph, inputs: Sequence[Tensor], options: Options) -> Hashable:
-    """Return what compiled code depends on."""
+    """Return the key of compiled code in the cache: the graph's code, properties of tensors, and settings."""
     metadata = tuple(map(metadata_of, (*graph.constants, *inputs)))
     settings = sorted((name, repr(value)) for name, value in options.items())
     return graph.module.code, metadata, tuple(settings)

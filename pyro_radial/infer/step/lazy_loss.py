@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A loss as Pyro's loops expect it: a Python number."""
+"""Return losses as Python numbers, as ``SVI`` does, without a wait for the device."""
 
 import operator
 from collections.abc import Callable
@@ -19,7 +19,7 @@ REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 
 
 def _on_floats(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls a function on the floats of losses."""
+    """Return a method that converts losses among its operands to floats, and calls a function on them."""
 
     def method(*operands: Any) -> Any:
         return function(*(float(x) if isinstance(x, DeviceLoss) else x for x in operands))
@@ -28,7 +28,7 @@ def _on_floats(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class DeviceLoss:
-    """A loss on a device that is a float to whoever looks at it. Looking waits for the device."""
+    """A loss on a device that behaves as a float. Its value is read from the device, which waits, when it is used."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -54,7 +54,7 @@ class DeviceLoss:
 
 
 def _reflect(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls a function with the loss as its second argument."""
+    """Return a reflected method, such as ``__radd__``, in which the loss is the second operand of a function."""
     return lambda loss, number: function(number, float(loss))
 
 
@@ -68,7 +68,7 @@ Loss = float | DeviceLoss | tuple[float | DeviceLoss, ...]
 
 
 def as_number(loss: Tensor) -> Loss:
-    """Return a loss as ``SVI`` does, without a wait for a device: on a CPU a float, or a tuple of them."""
+    """Return a loss as ``SVI`` does: a float, or a :class:`DeviceLoss` on other devices, or a tuple of these."""
     if loss.ndim:
         numbers = (as_number(number) for number in loss.unbind())
         return tuple(number for number in numbers if not isinstance(number, tuple))

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A loss with its terms and gradients, as one value."""
+"""Evaluate a loss once: its value, its terms and its gradients."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.loss_terms import LossTerms, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
-# How a program ran; see :attr:`LossEvaluation.way`.
+# How a program ran; see :attr:`LossEvaluation.mode`.
 AS_IT_IS = "as it is"
 RECORDED = "recorded"
 COMPILED = "compiled"
@@ -42,18 +42,19 @@ JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanFiel
 
 
 class Call(NamedTuple):
-    """The arguments of one evaluation.
+    """The arguments of one evaluation of a loss.
 
     :param gradients: whether to compute gradients.
-    :param extra_parameters: trained parameters besides those of ``param`` statements, by name.
+    :param extra_parameters: trained parameters that no ``param`` statement has, by name.
     :param weight: the weight of the KL, for a loss with terms; a 0-d tensor while a graph is recorded.
-    :param step: the number of the step, counted from one, for a loss with terms.
-    :param optimizer: the optimizer whose step follows, which a graph on a GPU may take itself.
-    :param eager_optimizer_reason: why this optimizer must take its step after such a graph, if it must.
-    :param stopped: a 0-d tensor that such a graph sets to one at a loss that is not finite; then steps do nothing.
-    :param gradient_scale: a factor of the gradients alone.
-    :param attached: whether a loss that is not a graph's keeps its own graph for a ``backward`` by the user, in place
-        of gradients.
+    :param step: the step's number, counted from one, for a loss with terms.
+    :param optimizer: the optimizer of this step; a graph on a GPU may contain its step.
+    :param eager_optimizer_reason: why the optimizer's step must not be in the graph; None if it may be.
+    :param stopped: a 0-d tensor that a graph with the optimizer's step sets to one at a loss that is not finite; from
+        then on steps change nothing.
+    :param gradient_scale: a factor of the gradients; the loss is not scaled.
+    :param attached: whether the loss of a program that runs as it is stays attached to autograd for a ``backward`` by
+        the user, in place of gradients here.
     :param check: a function of the terms of the loss that raises an error if they are wrong, wherever the program runs.
     """
 
@@ -75,27 +76,27 @@ class Call(NamedTuple):
 
     @property
     def graph_optimizer(self) -> GraphOptimizer | None:
-        """The optimizer, if it moves the parameters as part of the evaluation, where that is a graph."""
+        """The optimizer, if it is one whose update is a part of the graph of the loss, else None."""
         if self.eager_optimizer_reason is None and isinstance(self.optimizer, GraphOptimizer):
             return self.optimizer
         return None
 
 
 class LossEvaluation(NamedTuple):
-    """A detached loss, and what belongs to it.
+    """The result of an evaluation.
 
-    :param loss: a 0-d tensor, or one with an element for each part of the loss.
-    :param gradients: one for each parameter; None if the loss does not depend on it, or if it has moved already.
-    :param parameters: unconstrained, by name in Pyro's store.
-    :param terms: the terms of the loss, if it has any.
+    :param loss: a 0-d tensor, or a vector if the program returns a tuple of losses; detached unless ``attached``.
+    :param gradients: one for each parameter; None if the loss does not depend on it, or if the graph has updated it.
+    :param parameters: the unconstrained parameters, by name in Pyro's store.
+    :param terms: the terms of the loss; None for a loss without terms.
     :param nonfinite: a 0-d tensor, one if the loss is not finite.
     :param summary: the loss, negative log-likelihood and KL in nats per datum, if the loss has terms.
-    :param hooked: whether the hooks of gradients have been called.
-    :param updated_in_graph: the ids of the parameters that the evaluation has moved.
+    :param hooked: whether the gradients' hooks have been called.
+    :param updated_in_graph: the ids of the parameters that a :class:`GraphOptimizer` has updated in the evaluation.
     :param mode: how the program ran: "as it is", "recorded", "compiled" or "captured", or "checked" if it ran as it is
         to check its graph. Tensors of a captured program are overwritten by its next step.
-    :param stepped: whether the whole step of the optimizer was part of it.
-    :param attached: whether the loss is not detached, and has no gradients here.
+    :param stepped: whether the evaluation included the whole step of the optimizer.
+    :param attached: whether the loss is still attached to autograd, and the gradients here are None.
     """
 
     loss: Tensor
@@ -129,21 +130,22 @@ def scale_gradients(
 
 
 def evaluate_loss(call: Call, gradient_leaves: list[Tensor] | None = None) -> LossEvaluation:
-    """Run the program once, find its parameters as ``SVI`` does, and change nothing in the loss.
+    """Run a program once as it is, and return its loss, its parameters as ``SVI`` finds them, and their gradients.
 
-    :param gradient_leaves: if the run is recorded, a list that gets the tensors with gradients in ``SVI``.
+    :param gradient_leaves: only while the run is recorded: a list to which the tensors are added that would get a
+        gradient in ``SVI``.
     """
     differentiable = is_differentiable(call.loss)
     attached = call.attached and call.gradients and differentiable and gradient_leaves is None
-    # A loss that calls ``backward`` adds to the gradients that there are.
+    # A loss that calls ``backward`` itself adds to gradients, so earlier ones are set aside until the end.
     earlier_gradients: list[tuple[Tensor, Tensor | None]] = []
     if gradient_leaves is None:
         earlier_gradients = _pop_gradients(
             [*stored_parameters().values(), *call.extra_parameters.values()]
         )
-    with poutine.trace(param_only=True) as capture:
+    with poutine.trace(param_only=True) as param_trace:
         value, terms = _loss_and_terms(call, differentiable)
-    parameters = _parameters_in(capture.trace)
+    parameters = _parameters_in(param_trace.trace)
     parameter_ids = set(map(id, parameters.values()))
     for name, parameter in call.extra_parameters.items():
         if parameter.requires_grad and id(parameter) not in parameter_ids:
@@ -152,7 +154,7 @@ def evaluate_loss(call: Call, gradient_leaves: list[Tensor] | None = None) -> Lo
     if differentiable and call.gradients and value.requires_grad and not attached:
         scaled_loss = value if call.gradient_scale == 1.0 else value * call.gradient_scale
         if gradient_leaves is None:
-            # As SVI does: all that the loss depends on gets a gradient.
+            # As in SVI, every tensor that the loss depends on gets a gradient.
             with hooks_later(parameters.values()):
                 scaled_loss.backward(retain_graph=getattr(call.loss, "retain_graph", None))
         else:
@@ -168,13 +170,13 @@ def evaluate_loss(call: Call, gradient_leaves: list[Tensor] | None = None) -> Lo
         if call.check is not None and terms is not None:
             call.check(terms)
     updated_in_graph: frozenset[int] = frozenset()
-    # Hooks change gradients after the graph.
+    # Hooks that change gradients run after the graph, so the graph must not use the gradients.
     if call.graph_optimizer is not None and not any(
         map(post_accumulate_hooks, parameters.values())
     ):
         by_id = dict(zip(map(id, parameters.values()), gradients, strict=True))
         updated_in_graph = call.graph_optimizer.update_in_graph(
-            value.detach(), by_id, _constrained_values(capture.trace)
+            value.detach(), by_id, _constrained_values(param_trace.trace)
         )
         gradients = [
             None if key in updated_in_graph else gradient for key, gradient in by_id.items()
@@ -196,7 +198,7 @@ def evaluate_loss(call: Call, gradient_leaves: list[Tensor] | None = None) -> Lo
 
 
 def is_differentiable(loss: Any) -> bool:
-    """Return whether a loss, or a function, returns a tensor to differentiate, and leaves compiling to others."""
+    """Return whether a loss returns a tensor that autograd differentiates, and does not compile its program itself."""
     if not hasattr(loss, "loss_and_grads"):
         return True
     return (
@@ -207,7 +209,7 @@ def is_differentiable(loss: Any) -> bool:
 
 
 def _overrides_gradients(loss: Any) -> bool:
-    """Return whether ``loss_and_grads`` is overridden, and ``differentiable_loss`` is not."""
+    """Return whether the class of a loss overrides ``loss_and_grads`` alone, so that its gradients come from there."""
     for names in (vars(loss), *map(vars, type(loss).__mro__)):
         if "differentiable_loss" in names or "loss_and_grads" in names:
             return "differentiable_loss" not in names
@@ -225,7 +227,7 @@ def has_terms(loss: Any) -> bool:
 
 
 def _loss_and_terms(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
-    """Return the loss as a tensor, and its terms, if it has any."""
+    """Run the program, and return its loss as a tensor, and its terms or None."""
     loss, model, guide, args, kwargs = call[:5]
     if has_terms(loss):
         with torch.set_grad_enabled(call.gradients):
@@ -243,13 +245,13 @@ def _loss_and_terms(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms
 
 
 def _summary(terms: LossTerms) -> Tensor:
-    """Return the numbers of a training's record."""
-    each = terms if terms.num_data is None else terms.per_datum()
-    return torch.stack([each.loss, each.negative_log_likelihood, each.kl]).detach()
+    """Return the loss, the negative log-likelihood and the KL per datum, as :func:`~pyro_radial.fit` records them."""
+    per_datum = terms if terms.num_data is None else terms.per_datum()
+    return torch.stack([per_datum.loss, per_datum.negative_log_likelihood, per_datum.kl]).detach()
 
 
 def _pop_gradients(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
-    """Set the gradients of parameters to None, and return each parameter with its gradient from before."""
+    """Set the gradients of parameters to None, and return each parameter with the gradient that it had."""
     earlier_gradients = [(parameter, parameter.grad) for parameter in parameters]
     for parameter, _ in earlier_gradients:
         parameter.grad = None
@@ -257,7 +259,7 @@ def _pop_gradients(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor | 
 
 
 def _in_separate_memory(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Return gradients in memory of their own, so that each can be changed in place."""
+    """Return gradients that share no memory, so that each can be changed in place."""
     used_storages: set[int] = set()
     separate_gradients: list[Tensor | None] = []
     for gradient in gradients:
@@ -279,7 +281,7 @@ def _in_separate_memory(gradients: Iterable[Tensor | None]) -> tuple[Tensor | No
 
 
 def _parameters_in(trace: Trace) -> dict[str, Tensor]:
-    """Return the parameters in a trace, as Pyro's optimizers see them: each once, by its first name."""
+    """Return the unconstrained parameters in a trace, as in ``SVI``: each once, under its first name."""
     named_by_id: dict[int, tuple[str, Tensor]] = {}
     for name, node in dict[str, Node](trace.nodes).items():
         value = node["value"]
@@ -291,7 +293,7 @@ def _parameters_in(trace: Trace) -> dict[str, Tensor]:
 
 
 def _gradient_leaves(value: Tensor) -> list[Tensor]:
-    """Return the tensors that the gradient of a value goes to."""
+    """Return the leaf tensors of autograd's graph that the gradient of a value reaches."""
     nodes: list[Any] = [value.grad_fn]
     visited = set(nodes)
     for node in nodes:
@@ -304,7 +306,7 @@ def _gradient_leaves(value: Tensor) -> list[Tensor]:
 
 
 def _constrained_values(trace: Trace) -> dict[int, Tensor]:
-    """Return the values of constrained parameters, by the id of the unconstrained one."""
+    """Return the values of constrained parameters in a trace, by the ids of their unconstrained parameters."""
     constrained: dict[int, Tensor] = {}
     for node in dict[str, Node](trace.nodes).values():
         value = node["value"]

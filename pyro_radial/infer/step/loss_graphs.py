@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Graphs of losses, found by what they depend on, and the fastest way to run each."""
+"""Evaluate losses by recorded graphs: find the graph for a call, record new ones, check and compile them."""
 
 import math
 import warnings
@@ -37,12 +37,12 @@ from pyro_radial.infer.step.tensor_graph import ChangedTensors, restore_tensors
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
 
-# Steps in which the program runs as it is, and its graph beside it: these, and each of so many.
+# The program runs in these steps, and in every 1000th, to check its graph.
 CHECKED_STEPS, CHECKED_EACH = (2, 10, 100), 1000
-# The largest difference between both, relative to a result's norm, that counts as rounding.
+# The largest difference between program and graph, relative to a result's norm, that counts as rounding.
 MOST_DIFFERENCE = 1e-3
 
-# Settings of Pyro that a graph fixes.
+# Settings of Pyro at the time of the recording, which a graph cannot read later.
 SETTINGS = (
     "module_local_params",
     "radial_kl_directions",
@@ -51,21 +51,21 @@ SETTINGS = (
 )
 READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
 
-#: What decides on a graph: the program, and the descriptions of the leaves of its arguments.
+#: The key of a graph: that of the program, and the descriptions of the leaves of its arguments.
 Signature = tuple[Hashable, tuple[Hashable, ...]]
 
 
 class Replay:
-    """A recording, run faster after some uses: compiled, and on a device with graphs also captured."""
+    """Replay a recording: as recorded at first, compiled after some uses, and on a GPU as a captured CUDA graph."""
 
     def __init__(self, recording: Recording, device: Device | None = None) -> None:
         self.recording = recording
-        #: Compiled code, once there is any.
+        #: The compiled code; None before it is compiled.
         self.code: GraphFunction | None = None
         self.uses = 0
-        #: The captured step, once there is one.
+        #: The captured step; None before the first one.
         self.captured: CapturedStep | None = None
-        #: Why steps are not captured.
+        #: Why steps cannot be captured; None if they can.
         self.uncaptured_reason: str | None = None
         self._device = device
 
@@ -76,7 +76,7 @@ class Replay:
         compile_after: int | None,
         options: Options,
     ) -> LossEvaluation:
-        """Evaluate the program on the leaves of its arguments.
+        """Evaluate the loss by the graph.
 
         :param compile_after: the uses before the graph is compiled; None never compiles it.
         """
@@ -89,7 +89,7 @@ class Replay:
         return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
 
     def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
-        """Return what the graph gives as it was recorded, on the present noise, and leave all as it was."""
+        """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
         noise = TorchNoise.now()
         changed = ChangedTensors()
         with changed:
@@ -100,14 +100,14 @@ class Replay:
 
     @torch.no_grad()
     def _run(self, code: GraphFunction, call: Call, leaves: Leaves, mode: str) -> LossEvaluation:
-        """Return what code for the graph gives."""
+        """Evaluate the loss by code for the graph: compiled code, or the graph as it was recorded."""
         recording = self.recording
         results = code(*recording.constants, *recording.inputs(call, leaves))
         return recording.evaluation_of_program(call, recording.graph.result(results), mode)
 
     @property
     def eager_optimizer_reason(self) -> str | None:
-        """Why the optimizer takes its step after the captured graph, if it does."""
+        """Why the optimizer takes its step after the captured graph; None if the graph takes it."""
         return None if self.captured is None else self.captured.eager_optimizer_reason
 
     def _code_for(
@@ -117,7 +117,7 @@ class Replay:
         compile_after: int | None,
         options: Options,
     ) -> GraphFunction:
-        """Return the compiled code, made when it is time, or the graph itself."""
+        """Count a use, and return the compiled code, or the graph as it was recorded before it is compiled."""
         if self.code is None and compile_after is not None:
             self.uses += 1
             graph = self.recording.graph
@@ -130,14 +130,14 @@ class Replay:
     def _take_captured_step(
         self, call: Call, leaves: Leaves, code: GraphFunction
     ) -> LossEvaluation | None:
-        """Take a captured step; return None if there is no such step, and then nothing has changed."""
+        """Take a captured step; if it cannot be captured, change nothing and return None."""
         if self._device is None or call.optimizer is None or self.uncaptured_reason is not None:
             return None
         if self.captured is None or not self.captured.is_of(call):
             device = self.recording.device
             for tensor in (*self.recording.constants, *leaves.tensors()):
                 if tensor.device.type != device.type:
-                    self._say(
+                    self._warn_uncaptured(
                         f"it takes a tensor on {tensor.device}, and parameters are on {device}"
                     )
                     return None
@@ -148,10 +148,11 @@ class Replay:
         try:
             return self.captured(call, leaves)
         except CaptureError as error:
-            self._say(str(error))
+            self._warn_uncaptured(str(error))
             return None
 
-    def _say(self, reason: str) -> None:
+    def _warn_uncaptured(self, reason: str) -> None:
+        """Warn that steps are not captured, and remember the reason."""
         self.uncaptured_reason = reason
         warnings.warn(f"the program runs without a CUDA graph: {reason}", stacklevel=7)
 
@@ -159,8 +160,9 @@ class Replay:
 class Graphs:
     """Evaluate losses by graphs.
 
-    For each signature of the arguments the program runs once as usual, so that it raises its usual errors, is recorded,
-    and is replayed from then on. A program that cannot be recorded runs as usual each time, after one warning.
+    For each signature of its arguments, a program first runs once as usual, so that it raises its usual errors. Then it
+    is recorded, and later calls replay the graph. A program that cannot be recorded runs as usual each time, after one
+    warning.
     """
 
     def __init__(
@@ -174,23 +176,23 @@ class Graphs:
         self.compile = compile
         self.max_signatures = max_signatures
         self.options = dict(options or {})
-        # By signature, the latest in use first.
+        # The replays of each signature, which differ in their state; the latest in use comes first.
         self._replays: dict[Signature, list[Replay]] = {}
-        # The numbers of each program and tree of arguments that are inputs of its graphs, with the program, whose ids
-        # the keys hold.
+        # The numbers that are inputs of each program's graphs, with its model, guide and loss. These are kept alive
+        # because the keys contain their ids.
         self._numbers: dict[Hashable, tuple[Numbers, object]] = {}
-        # The kinds of arguments with which programs cannot be recorded, which takes long to find out.
+        # The programs and kinds of arguments that cannot be recorded, remembered because an attempt takes long.
         self._unrecordable: set[Hashable] = set()
-        # The kinds of arguments with which a first run could not be recorded, but another one may be.
+        # The programs and kinds of arguments whose first run could not be recorded, but a second one may be.
         self._failed_once: set[Hashable] = set()
-        # The signatures of graphs that were not right.
+        # The signatures of graphs that gave a wrong result once.
         self._dropped: set[Signature] = set()
         self._calls = 0
-        #: The uses of a graph before it is compiled; by default 1,000 on a CPU, and none where steps are captured.
+        #: The uses of a graph before it is compiled; None for 1,000 on a CPU and zero where steps are captured.
         self.compile_after: int | None = None
-        #: What captures steps; None if nothing does.
+        # Captures steps; None before the first recording, and on a CPU.
         self._device = device
-        #: Why programs run without a graph; empty if all have one.
+        #: The reasons why programs run without a graph; empty if all have one.
         self.eager_reasons: list[str] = []
 
     def __call__(self, call: Call, *, compile_now: bool | None = None) -> LossEvaluation:
@@ -208,9 +210,9 @@ class Graphs:
         try:
             key = program, descriptions(leaves.values, numbers.positions)
         except UnrecordableError as error:
-            self._say(str(error))
+            self._warn_eager(str(error))
             return _run_as_it_is(call)
-        if key not in self._replays and numbers.notice(leaves.values):
+        if key not in self._replays and numbers.notice_values(leaves.values):
             self._drop_graphs(program)
             key = program, descriptions(leaves.values, numbers.positions)
         replay = self._find_replay(key, numbers, call, leaves)
@@ -219,7 +221,7 @@ class Graphs:
         self._calls += call.gradients
         if call.gradients and _is_checked(call.step or self._calls):
             replayed = replay.rehearse(call, leaves)
-            # A loss that is not finite is an error of its own.
+            # A loss that is not finite raises its own error, so nothing is compared.
             if not bool(replayed.nonfinite):
                 return self._check_against_program(replay, key, call, leaves, replayed)
         return replay(call, leaves, self._uses_before_compiling(compile_now), self.options)
@@ -236,12 +238,12 @@ class Graphs:
 
     @property
     def recordings(self) -> list[Recording]:
-        """The recordings, by signature."""
+        """The recording of each graph."""
         return [replay.recording for replay in self.replays]
 
     @property
     def uncaptured_reasons(self) -> list[str]:
-        """Why steps, or the part of the optimizer, are in no CUDA graph, where there could be one."""
+        """The reasons why steps, or the optimizer's part of them, are not in a CUDA graph on a GPU."""
         reasons: list[str] = []
         for replay in self.replays:
             reason = replay.uncaptured_reason or replay.eager_optimizer_reason
@@ -251,18 +253,18 @@ class Graphs:
 
     @property
     def replays(self) -> list[Replay]:
-        """How each graph runs."""
+        """All replays, one for each graph."""
         return list(chain.from_iterable(self._replays.values()))
 
     def _must_run_as_it_is(self, call: Call) -> bool:
-        """Return whether there can be no graph of a loss, whatever the program."""
+        """Return whether no program can have a graph here: inside of other handlers, or with this loss."""
         if handlers_around():
             return True
         if not is_differentiable(call.loss):
             name = type(call.loss).__name__
             compiled_itself = f"compiles it itself, more slowly; use {name.removeprefix('Jit')}"
             own_gradients = "computes its gradients in loss_and_grads, not in differentiable_loss"
-            self._say(
+            self._warn_eager(
                 f"{name} {compiled_itself if isinstance(call.loss, JITTED) else own_gradients}"
             )
             return True
@@ -283,9 +285,9 @@ class Graphs:
     def _find_replay(
         self, key: Signature, numbers: Numbers, call: Call, leaves: Leaves
     ) -> Replay | LossEvaluation | None:
-        """Return a recording that holds, perhaps a new one.
+        """Return a valid replay for a call: an existing one, or a new one after a recording.
 
-        For a program that cannot be recorded, return what its first run gave, and later None.
+        If the program cannot be recorded, return the evaluation of the run that was tried, or None if none was tried.
         """
         replays = self._replays.get(key, [])
         for position, replay in enumerate(replays):
@@ -300,14 +302,17 @@ class Graphs:
             if numbers.notice_paths(replay.recording.state.changed_numbers()):
                 self._drop_graphs(key[0])
         if len(self.recordings) >= self.max_signatures:
-            self._say(self._too_many(replays))
+            self._warn_eager(self._reason_for_limit(replays))
             return None
         return self._record(key[0], numbers, call, leaves)
 
     def _record(
         self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves
     ) -> Replay | LossEvaluation | None:
-        """Return a new recording; if there can be none, what the program's first run gave, or None to run it."""
+        """Record a program, and return its replay.
+
+        If it cannot be recorded, return the evaluation of its usual run, or None if the program must run again.
+        """
         program_and_kinds = program, kinds(leaves.values)
         with one_at_a_time(), suspend_garbage_collection():
             attempt = record_program(call, leaves, numbers)
@@ -316,7 +321,7 @@ class Graphs:
                 self._failed_once.add(program_and_kinds)
             else:
                 self._unrecordable.add(program_and_kinds)
-                self._say(attempt.reason, stacklevel=7)
+                self._warn_eager(attempt.reason, stacklevel=7)
             return attempt.evaluation
         if self._device is None:
             self._device = device_graphs(attempt.recording.device)
@@ -325,14 +330,14 @@ class Graphs:
             replayed = replay.rehearse(call, leaves)
         except RuntimeError as error:
             reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
-            self._say(reason, stacklevel=7)
+            self._warn_eager(reason, stacklevel=7)
             self._unrecordable.add(program_and_kinds)
             return None
         if numbers and _largest_difference(replayed, attempt.evaluation) is not None:
-            # A program that asks for the type of a number gives something else for a tensor.
-            numbers.give_up_all()
+            # The program may test the type of a number, and compute something else for a tensor.
+            numbers.exclude_all()
             return self._record(program, numbers, call, leaves)
-        # Python may have read numbers that were inputs, which are part of the signature then.
+        # Numbers that Python has read during the recording are now part of the signature.
         key = program, descriptions(leaves.values, numbers.positions)
         self._replays.setdefault(key, []).insert(0, replay)
         return replay
@@ -340,7 +345,12 @@ class Graphs:
     def _check_against_program(
         self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
     ) -> LossEvaluation:
-        """Run the program as it is, and drop its graph if that gives something else."""
+        """Run the program as it is, return this result, and drop the graph if its result was different.
+
+        After a second wrong graph the program is not recorded again.
+
+        :param replayed: the graph's result on the same noise.
+        """
         evaluation = _run_as_it_is(call._replace(attached=False))
         difference = _largest_difference(replayed, evaluation)
         if difference is None:
@@ -348,7 +358,7 @@ class Graphs:
         self._replays[key].remove(replay)
         if key in self._dropped:
             self._unrecordable.add((key[0], kinds(leaves.values)))
-            self._say(f"its graph gives something else than the program, at {difference}")
+            self._warn_eager(f"its graph gives something else than the program, at {difference}")
             return evaluation
         self._dropped.add(key)
         warnings.warn(
@@ -358,8 +368,8 @@ class Graphs:
         )
         return evaluation
 
-    def _too_many(self, replays: Sequence[Replay]) -> str:
-        """Return the reason for no other graph."""
+    def _reason_for_limit(self, replays: Sequence[Replay]) -> str:
+        """Return the reason why the limit of ``max_signatures`` graphs is reached: what keeps changing."""
         if not replays:
             return (
                 f"its arguments are of more than max_signatures = {self.max_signatures} kinds (shapes, strides, "
@@ -379,28 +389,28 @@ class Graphs:
             "graphs; pass it as a tensor, keep it in a buffer, or raise max_signatures"
         )
 
-    def _say(self, reason: str, stacklevel: int = 6) -> None:
-        """Warn that a program runs uncompiled, once for each reason."""
+    def _warn_eager(self, reason: str, stacklevel: int = 6) -> None:
+        """Warn that a program runs uncompiled, once for each reason, and remember the reason."""
         if reason not in self.eager_reasons:
             self.eager_reasons.append(reason)
             warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=stacklevel)
 
 
 def _run_as_it_is(call: Call) -> LossEvaluation:
-    """Run the program as usual."""
+    """Evaluate the loss without a graph."""
     with one_at_a_time():
         return evaluate_loss(call._replace(optimizer=None))
 
 
 def _is_checked(step: int) -> bool:
-    """Return whether the program itself runs in a step, counted from one."""
+    """Return whether the graph is compared with its program in a step, counted from one."""
     return step in CHECKED_STEPS or step % CHECKED_EACH == 0
 
 
 def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) -> str | None:
-    """Return the site or parameter where a graph is furthest from its program, or None if they agree."""
+    """Return the site or gradient with the largest difference between graph and program, or None if they agree."""
     program_gradients = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
-    # What is compared, by name.
+    # The values to compare, by a label for messages.
     replayed_values = {"the loss": replayed.loss}
     program_values = {"the loss": evaluation.loss}
     for (name, parameter), gradient in zip(
@@ -421,7 +431,7 @@ def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) ->
             replayed_terms = getattr(replayed.terms, kind)
             program_terms = getattr(evaluation.terms, kind)
             for name in replayed_terms.keys() & program_terms.keys():
-                # A site says more than what its term adds to.
+                # The name of a site tells more than that of the loss or a gradient.
                 if _relative_distance(replayed_terms[name], program_terms[name]) > MOST_DIFFERENCE:
                     return f"site '{name}'"
     return max(
@@ -431,7 +441,7 @@ def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) ->
 
 
 def _relative_distance(value: Tensor, reference: Tensor) -> float:
-    """Return the norm of a difference, relative to a norm; a NaN is furthest."""
+    """Return the norm of a difference, relative to the reference's norm; infinite for NaN."""
     distance = float(
         (value.double() - reference.double()).norm() / reference.double().norm().clamp(min=1e-30)
     )
@@ -439,7 +449,7 @@ def _relative_distance(value: Tensor, reference: Tensor) -> float:
 
 
 def _program_key(call: Call, leaves: Leaves) -> Hashable:
-    """Return what decides on a graph, besides the leaves of the arguments and the state that the program reads."""
+    """Return the part of a graph's key that depends on the model, guide, loss and settings, not on arguments."""
     ids: tuple[object, ...] = (
         id(call.model),
         id(call.guide),
@@ -449,12 +459,12 @@ def _program_key(call: Call, leaves: Leaves) -> Hashable:
     if call.graph_optimizer is not None:
         site_parameters = call.graph_optimizer.param_groups[0]["params"]
         ids += tuple(map(bool, map(post_accumulate_hooks, site_parameters)))
-    weighted = call.weight == 0.0
-    return ids, leaves.tree, call.gradients, weighted, settings_now()
+    has_no_kl = call.weight == 0.0
+    return ids, leaves.tree, call.gradients, has_no_kl, settings_now()
 
 
 def settings_now() -> tuple[object, ...]:
-    """Return the settings of torch and Pyro that a graph fixes."""
+    """Return the current settings of torch and Pyro that a graph fixes when it is recorded."""
     settings: list[object] = []
     for kind in ("cpu", "cuda"):
         settings += torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

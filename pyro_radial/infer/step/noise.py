@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Random numbers taken out of a graph: they are drawn first, and then are inputs of what is left."""
+"""Move the random draws out of a graph: they are drawn first, and the graph takes them as inputs."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ EMPTY = (
     aten.new_empty.default,
     aten.empty_strided.default,
 )
-# These look at no value of their first argument, and fill it.
+# Operations that fill their first argument with noise, whatever its values.
 FILLING = (
     aten.normal_.default,
     aten.uniform_.default,
@@ -36,10 +36,10 @@ Draw = Callable[[], list[Tensor]]
 
 
 class Source(NamedTuple):
-    """An operation that draws random numbers, and the properties of its result."""
+    """A random operation of a graph: a function that draws its result, and the properties of the result."""
 
     draw: Callable[[], Tensor]
-    #: The operation, if it is one whose draws can be slices of a larger draw.
+    #: ``torch.randn`` or ``torch.rand`` if the result can be a slice of one larger draw, else None.
     standard: Any
     shape: torch.Size
     dtype: torch.dtype
@@ -49,16 +49,16 @@ class Source(NamedTuple):
 def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
     """Split a graph into a function that draws all its noise, and a graph that takes the noise as its last inputs.
 
-    Draws come in the order of the graph, so on a CPU they are those of the graph itself. On other devices all standard
-    normal numbers are one draw, and all uniform ones another. So compiled code and the graph can be compared on one
-    noise. A graph with draws that depend on values, as those of a gamma distribution, stays whole and draws its own;
-    the function then returns nothing.
+    So compiled code and the graph can be compared on the same noise. On a CPU the draws come in the order of the graph,
+    so they are those of the graph itself. On other devices all standard normal numbers are one draw, and all uniform
+    ones another. A graph whose draws depend on values, such as those of a gamma distribution, is not split; then the
+    function returns an empty list.
     """
     module = copy.deepcopy(module)
     nodes = [node for node in module.graph.nodes if _is_random(node)]
     sources: list[Source] = []
     for node in nodes:
-        source = _source(node)
+        source = _source_of(node)
         if source is None:
             return list, module
         sources.append(source)
@@ -80,11 +80,12 @@ def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
 
 
 def _draw_one_by_one(sources: Sequence[Source]) -> list[Tensor]:
+    """Return the draw of each source, in the order of the graph."""
     return [source.draw() for source in sources]
 
 
 def _draw_together(sources: Sequence[Source]) -> list[Tensor]:
-    """Draw at once what has one distribution, dtype and device."""
+    """Return the draw of each source; those with the same distribution, dtype and device are slices of one draw."""
     draws: dict[int, Tensor] = {}
     groups: dict[Any, list[int]] = {}
     for number, source in enumerate(sources):
@@ -102,13 +103,14 @@ def _draw_together(sources: Sequence[Source]) -> list[Tensor]:
 
 
 def _is_random(node: Node) -> bool:
+    """Return whether a node draws random numbers."""
     return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(
         node.target, "tags", ()
     )
 
 
-def _source(node: Node) -> Source | None:
-    """Return what a node draws, or None if that depends on values."""
+def _source_of(node: Node) -> Source | None:
+    """Return the source of a node's draw, or None if the draw depends on values that the graph computes."""
     target: Any = node.target
     args = node.args
     kwargs = dict(node.kwargs)
@@ -143,7 +145,7 @@ def _source(node: Node) -> Source | None:
 
 
 def _is_empty(node: object) -> bool:
-    """Return whether a node is memory that nothing else reads."""
+    """Return whether a node is newly allocated memory that no other operation reads."""
     while isinstance(node, Node) and len(node.users) == 1:
         if node.target in EMPTY:
             return True
@@ -154,18 +156,18 @@ def _is_empty(node: object) -> bool:
 def _draw_into_memory(
     target: Callable[..., Tensor], like: Tensor, args: Sequence[object], kwargs: dict[str, Any]
 ) -> Tensor:
-    """Return what an operation draws into new memory of the same kind."""
+    """Return the draw of an operation that fills memory, in new memory with the properties of ``like``."""
     memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     return target(memory, *args, **kwargs)
 
 
 def _draw_dropout_mask(shape: torch.Size, drop_probability: float, device: torch.device) -> Tensor:
-    """Draw the places that a dropout keeps."""
+    """Return the mask of a dropout, true where an element is not dropped."""
     return torch.rand(shape, device=device) >= drop_probability
 
 
 def _replace_dropout(module: GraphModule, node: Node, mask: Node) -> None:
-    """Replace a dropout by products with the places that it keeps."""
+    """Replace a dropout in a graph by products of its input, its mask and the factor for the dropped elements."""
     x, drop_probability, _ = node.args
     factor = 1.0 / (1.0 - float(drop_probability)) if float(drop_probability) < 1.0 else 0.0  # type: ignore[arg-type]
     with module.graph.inserting_before(node):

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where in a Pyro program a NaN or infinity comes from, by name."""
+"""Find where in a Pyro program a NaN or infinity comes from, and name it in errors."""
 
 from collections.abc import Iterable, Mapping
 
@@ -33,9 +33,10 @@ def find_not_finite(
     kwargs: Kwargs,
     parameters: Mapping[str, Tensor],
 ) -> list[str]:
-    """Run the model and the guide once with the present noise, and find what is not finite.
+    """Run the model and the guide once with the current noise, and return in words what is not finite.
 
-    It is the first such parameter, else the first draw of the guide, else terms of the loss; empty if all is finite.
+    :returns: the first parameter that is not finite, else the first draw of the guide, else terms of the loss; an empty
+        list if all are finite.
     """
     parameter = first_not_finite(parameters.items())
     if parameter is not None:
@@ -67,22 +68,25 @@ def find_not_finite(
 
 
 def not_finite_error(names: Iterable[str], step: int) -> FloatingPointError:
-    """Make the error for a training that has diverged."""
+    """Return the error for a step with values that are not finite, which are named in words."""
     return FloatingPointError(
         f"not finite in step {step}: {', '.join(names)}; no step was taken on it; try a smaller learning rate"
     )
 
 
 def check_parameters(parameters: Iterable[tuple[str, Tensor]], step: int) -> None:
-    """Raise a ``FloatingPointError`` that names the first parameter that is not finite."""
+    """Raise a ``FloatingPointError`` that names the first parameter that is not finite.
+
+    :param step: the number of the last step; 0 before the first.
+    """
     named = [(name, tensor) for name, tensor in parameters if tensor.is_floating_point()]
-    # One look for all, because each waits for the device.
+    # One read for all parameters, because each read waits for the device.
     flags = [torch.isfinite(tensor).all() for _, tensor in named]
     nonfinite = None if not flags or bool(torch.stack(flags).all()) else first_not_finite(named)
     if nonfinite is not None and step:
         raise not_finite_error([f"parameter {nonfinite}"], step)
     if nonfinite is not None:
         raise FloatingPointError(
-            f"not finite before the first step: parameter {nonfinite}; create the model and the guide anew, also to "
+            f"not finite before the first step: parameter {nonfinite}; create the model and the guide again, also to "
             "resume from a checkpoint"
         )

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The Python state that a program reads: found while it runs, and compared before a graph of it is replayed."""
+"""Find the Python state that a program reads while it runs, and compare it before its graph is replayed."""
 
 import dis
 import inspect
@@ -54,25 +54,25 @@ PLAIN = (
 CONTENTS = (set, bytearray, array, np.ndarray)
 # The generators of whole modules are seeded for each recording.
 SEEDED = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
-# What these give next cannot be seen before it is taken.
+# Iterators and generators of random numbers, whose next value cannot be read without a change of their state.
 ONCE = (Iterator, random.Random, np.random.Generator, np.random.RandomState)
 
-# Objects of training, a guide's memory of a model, files and logs, which no program reads.
+# Objects that no program reads for its loss: those of training, traces that guides keep, files and logs.
 OPAQUE = (Trace, PyroOptim, Optimizer, io.IOBase, logging.Logger)
 # Packages that keep no state for a program in globals and classes.
 FRAMEWORKS = frozenset({"torch", "pyro", "pyro_radial", "numpy", "opt_einsum", "sympy", "mpmath"})
 # The machinery of imports and of type hints runs whenever something is imported for the first time.
 MACHINERY = {"_distutils_hack", "setuptools", "typing_extensions"}
 LIBRARIES = FRAMEWORKS | MACHINERY | sys.stdlib_module_names
-# With more, comparing takes longer than a step.
+# With more slots, or with larger arrays, comparing takes longer than a step.
 MOST_SLOTS, MOST_BYTES = 20_000, 4096
 MISSING = object()
 ABSENT = (KeyError, IndexError, AttributeError, ValueError, LookupError)
 FLAGS = operator.attrgetter("requires_grad", "_backward_hooks")
-# Objects that hold functions, and the attributes with these.
+# Objects that hold functions, and the attributes that hold them.
 WRAPPERS = (partial, property, classmethod, staticmethod, cached_property, type(lru_cache(print)))
 WRAPPED = ("func", "args", "keywords", "fget", "__func__", "__wrapped__")
-# Attributes of torch and Pyro that all modules or distributions have. ``training`` and the dicts below count though.
+# Attributes that every module or distribution of torch and Pyro has. ``training`` and the dicts below count though.
 INTERNAL = frozenset(vars(PyroModule())) - {"training"} | {
     "_batch_shape",
     "_event_shape",
@@ -83,7 +83,7 @@ MODULE_DICTS = ("_parameters", "_buffers", "_modules", "_pyro_samples", *MODULE_
 
 
 class UnrecordableError(Exception):
-    """The reason why a program is not one graph."""
+    """A program cannot be recorded as one graph; the text is the reason."""
 
 
 def metadata_of(tensor: Tensor) -> tuple[object, ...]:
@@ -92,17 +92,21 @@ def metadata_of(tensor: Tensor) -> tuple[object, ...]:
 
 
 class Code:
-    """The code that ran in a :meth:`watch` block, and the names in it; names of the user's code apart."""
+    """The code that ran in a :meth:`watch` block, and the names in it.
+
+    After the block, ``user_code`` has the part that is not of a library. ``names`` and ``user_names`` have the names in
+    all code and in the user's code.
+    """
 
     def __init__(self) -> None:
         self.ran: dict[CodeType, bool] = {}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Note what runs."""
+        """Note the code that runs in the block."""
 
         def note(frame: FrameType, event: str, _: object) -> None:
-            # Without the bodies of modules and classes, which run when a library imports something for the first time.
+            # Bodies of modules and classes are left out: they run when a library first imports something.
             if (
                 event == "call"
                 and frame.f_code.co_flags & inspect.CO_OPTIMIZED
@@ -121,7 +125,11 @@ class Code:
         self.user_names = _names_in(self.user_code)
 
     def line_of(self, path: str) -> str:
-        """Return the user's line that stores the last name in a path, else the first line with it, in parentheses."""
+        """Return the line of the user's code that a path of the state points to, in parentheses, or an empty string.
+
+        It is a line that stores the last name in the path if there is one, else a line that reads it, else a line with
+        an earlier name.
+        """
         names = re.findall(r"\w+", path)[::-1]
         candidates: list[tuple[Any, ...]] = []
         for number, code in enumerate(self.user_code):
@@ -137,20 +145,20 @@ class Code:
 
 
 def line(file: str, number: int | None) -> str:
-    """Return a line of a file, in words."""
+    """Return the name of a file and the number of a line, for a message."""
     return f"{Path(file).name}, line {number}"
 
 
 def is_library(module: object) -> bool:
-    """Return whether a module of this name is not the user's."""
-    # Named tuples are made in modules of their own.
+    """Return whether a module of this name belongs to a library, not to the user."""
+    # Python makes a module for each named tuple.
     return isinstance(module, str) and (
         module.partition(".")[0] in LIBRARIES or module.startswith("namedtuple_")
     )
 
 
 def _names_in(codes: Iterable[CodeType]) -> frozenset[str]:
-    """Return all names and short strings in code, also in that of functions inside."""
+    """Return all names and short strings in code and in the functions that it defines."""
     names: set[str] = set()
     constants: list[object] = list(codes)
     for constant in constants:
@@ -164,12 +172,15 @@ def _names_in(codes: Iterable[CodeType]) -> frozenset[str]:
     return frozenset(names)
 
 
-#: A function of a holder and a key that returns the value there.
+#: A function of a holder and a key that returns the value, such as ``getattr``.
 Getter = Callable[[Any, Any], Any]
 
 
 class Slot(NamedTuple):
-    """Where a value is read, in words too, and whether the user's code names it."""
+    """Where a value of the state is stored: an attribute, an item, a closure's cell or the content of an array.
+
+    ``path`` names the slot in messages, and ``in_user_code`` says whether the user's code has this name.
+    """
 
     getter: Getter
     holder: Any
@@ -178,14 +189,14 @@ class Slot(NamedTuple):
     in_user_code: bool
 
     def read(self) -> Any:
-        """Return the present value."""
+        """Return the current value, or ``MISSING`` if it was deleted."""
         try:
             return self.getter(self.holder, self.key)
         except ABSENT:
             return MISSING
 
     def write(self, value: object) -> None:
-        """Put a value there."""
+        """Store a value in the slot."""
         SETTERS.get(self.getter, setattr)(self.holder, self.key, value)
 
 
@@ -194,11 +205,16 @@ def _read_class(holder: type, key: str) -> Any:
 
 
 class State:
-    """The values that a program can read, starting from some roots.
+    """The values that a program can read, found by a walk from its model, guide and loss through all that they hold.
 
-    Attributes count if code that ran names them, closures and globals if their functions ran, and containers with all
-    items. For a tensor, shape, dtype, ``requires_grad`` and hooks count; a graph reads its values, unless the host has
-    read them too, and its id is in ``read``.
+    The walk takes attributes that the code which ran names, closures and globals of functions which ran, and all items
+    of containers. Of a tensor it takes shape, dtype, ``requires_grad`` and hooks. It does not take the numbers in a
+    tensor, because a graph reads these itself, unless Python has read them too.
+
+    :param roots: the objects that the walk starts from, by name.
+    :param parameter_holders: the mapping that holds each parameter, and its name there.
+    :param ignored: paths that are not compared.
+    :param host_read_ids: the ids of tensors with numbers that Python has read.
     """
 
     def __init__(
@@ -212,7 +228,7 @@ class State:
         self.code = code
         self.ignored = ignored
         self.host_read_ids = host_read_ids
-        #: Why there can be no graph; None if nothing speaks against it.
+        #: Why the state cannot be compared, so that there can be no graph; None if it can be compared.
         self.unreadable_reason: str | None = None
         self.slots: list[Slot] = []
         self.values: list[object] = []
@@ -220,26 +236,30 @@ class State:
         self.tensors: list[Tensor] = []
         self._slot_keys: set[tuple[int, object]] = set()
         self._visited: dict[int, object] = {}
-        # Containers and the variables of objects with copies, and which new attributes of an object count.
+        # Containers, and the variables of objects, each with a copy, to find new and deleted entries. For objects the
+        # names of new attributes that count; None where all entries count.
         self._sized_holders: list[tuple[Slot, Any, Collection[str] | None]] = []
         self._to_visit: list[tuple[object, str, bool]] = []
         for name, root in roots.items():
             self._to_visit.append((root, name, False))
         for holder, name in parameter_holders:
             self._add_slot(Slot(operator.getitem, holder, name, f"parameter {name}", False))
-        # Tensors of a class of their own may refuse that their attributes are read.
+        # Subclasses of Tensor may raise an error when their attributes are read.
         with DisableTorchFunctionSubclass():
             while self._to_visit:
                 self._visit(*self._to_visit.pop())
         self._arrange_comparisons()
 
     def is_valid(self) -> bool:
-        """Return whether all is as it was, apart from tensors that were replaced by their like."""
+        """Return whether the state is unchanged.
+
+        A tensor that was replaced by one with the same properties is no change; the new tensor is taken over.
+        """
         with DisableTorchFunctionSubclass():
             return self._is_identical() or self._take_over_replaced_tensors()
 
     def _is_identical(self) -> bool:
-        """Return whether no value, size or tensor is another one."""
+        """Return whether all values and tensors are the same objects, and containers have the same sizes."""
         with suppress(*ABSENT):
             for getter, is_same, values, holders, keys in self._comparisons:
                 if not all(map(is_same, map(getter, holders, keys), values)):
@@ -250,7 +270,7 @@ class State:
         return False
 
     def _take_over_replaced_tensors(self) -> bool:
-        """Return whether only tensors were replaced by their like, and take these over."""
+        """Take over tensors that were replaced by ones with the same properties; return False if more has changed."""
         if self.changes():
             return False
         current_by_id: dict[int, Any] = {}
@@ -274,15 +294,17 @@ class State:
                 current = slot.read()
                 is_same = _is_unchanged(value, current)
                 if isinstance(value, Tensor) and isinstance(current, Tensor):
-                    counts = (
+                    is_replacement_a_change = (
                         count_replaced
                         or id(value) in self.host_read_ids
                         or metadata_of(current) != metadata_of(value)
                     )
-                    # Two places of one tensor must stay places of one tensor.
+                    # Slots that shared a tensor must still share one.
                     is_shared = current_by_id.setdefault(id(value), current) is current
                     is_same = (
-                        (is_same or not counts) and is_shared and FLAGS(current) == flags[id(value)]
+                        (is_same or not is_replacement_a_change)
+                        and is_shared
+                        and FLAGS(current) == flags[id(value)]
                     )
                 if not is_same:
                     changes.append((slot.path, slot.in_user_code))
@@ -304,7 +326,7 @@ class State:
         return paths
 
     def restore(self) -> None:
-        """Put all values back."""
+        """Write all values back to their slots, and remove entries that are new."""
         for slot, original, counted_names in self._sized_holders:
             if len(slot.holder) != len(original) and counted_names is None:
                 _restore_content(slot.holder, None, original)
@@ -316,7 +338,7 @@ class State:
                 slot.write(value)
 
     def _arrange_comparisons(self) -> None:
-        """Arrange what is compared, for speed: all values that are read alike in three lists."""
+        """Prepare fast comparisons: for each getter, lists of the values, the holders and the keys."""
         by_getter: dict[Getter, tuple[list[object], list[object], list[object]]] = {}
         for slot, value in zip(self.slots, self.values, strict=True):
             values, holders, keys = by_getter.setdefault(slot.getter, ([], [], []))
@@ -333,7 +355,7 @@ class State:
             self._flags = list(map(FLAGS, self.tensors))
 
     def _visit(self, value: object, path: str, in_user_code: bool) -> None:
-        """Note the places in a thing."""
+        """Add the slots of an object to the state, and its values to the objects to visit."""
         if id(value) in self._visited or isinstance(value, (*PLAIN, *OPAQUE)):
             return
         self._visited[id(value)] = value
@@ -371,7 +393,7 @@ class State:
             self._add_attributes(value, path)
 
     def _add_slot(self, slot: Slot) -> None:
-        """Note a place, and look at its value later."""
+        """Add a slot with its current value, which is visited later."""
         key = (id(slot.holder), slot.key)
         if key in self._slot_keys or slot.path in self.ignored:
             return
@@ -390,7 +412,7 @@ class State:
         self._to_visit.append((value, slot.path, slot.in_user_code))
 
     def _add_items(self, container: object, path: str, in_user_code: bool) -> None:
-        """Note the items of a container, and its size."""
+        """Add a slot for each item of a container, and note its size."""
         if isinstance(container, dict | list | deque) and path not in self.ignored:
             self._sized_holders.append(
                 (Slot(getattr, container, None, path, in_user_code), container.copy(), None)
@@ -404,7 +426,7 @@ class State:
             self._add_slot(Slot(operator.getitem, container, key, f"{path}[{key!r}]", in_user_code))
 
     def _add_attributes(self, owner: object, path: str) -> None:
-        """Note an object's attributes, its class and what it wraps."""
+        """Add slots for an object's attributes that code names and for its class; visit functions that it wraps."""
         variables = getattr(owner, "__dict__", None)
         mro = type(owner).__mro__[:-1]
         classes = [cls for cls in mro if not is_library(cls.__module__)]
@@ -412,9 +434,10 @@ class State:
         if isinstance(variables, dict):
             counted_names = counted_names - INTERNAL
             if isinstance(owner, AutoGuide):
-                # It makes them anew in each run, also where the user's code has another thing of that name.
+                # An AutoGuide creates its plates in every run. The user's code may use this name for something else.
                 counted_names = counted_names - {"plates"}
-            # Nobody gives objects of libraries other attributes, but modules a method or a hook.
+            # Users add attributes to their own objects, and methods or hooks to modules, but not to other objects of
+            # libraries, so only these are searched for new attributes.
             if classes or isinstance(owner, nn.Module):
                 self._sized_holders.append(
                     (Slot(getattr, variables, owner, path, False), dict(variables), counted_names)
@@ -439,7 +462,7 @@ class State:
                 self._to_visit.append((getattr(owner, name, None), path, True))
 
     def _add_named_attributes(self, owner: ModuleType | type) -> None:
-        """Note the attributes of a Python module or a class that code names."""
+        """Add slots for the attributes of a Python module or a class that code names, and for a class's functions."""
         library = is_library(owner.__name__ if isinstance(owner, ModuleType) else owner.__module__)
         counted_names = self.code.user_names if library else self.code.names
         if isinstance(owner, ModuleType):
@@ -461,7 +484,7 @@ class State:
                     self._add_slot(Slot(_read_class, owner, key, f"{owner.__name__}.{key}", True))
 
     def _visit_function(self, function: FunctionType) -> None:
-        """Note what a function that ran reads: its closure and attributes; a user's defaults and globals too."""
+        """Add slots for what a function that ran can read: closure, attributes, and for a user's function globals."""
         in_user_code = self.code.ran.get(function.__code__)
         if in_user_code is None:
             return
@@ -482,7 +505,7 @@ class State:
 
 
 def _globals_in(code: CodeType) -> Iterator[str]:
-    """Return the names of global variables in code, also in that of functions inside."""
+    """Return the names of global variables in code and in the functions that it defines."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
             yield instruction.argval
@@ -491,7 +514,7 @@ def _globals_in(code: CodeType) -> Iterator[str]:
 
 
 def _is_unchanged(value: object, current: object) -> bool:
-    """Return whether two values are one, or immutable and equal."""
+    """Return whether two values are the same object, or immutable and equal."""
     if value is current:
         return True
     if type(value) is not type(current) or not isinstance(value, (*PLAIN, tuple, frozenset)):
@@ -502,7 +525,7 @@ def _is_unchanged(value: object, current: object) -> bool:
 
 
 def _copy_content(holder: Any, _: None) -> Any:
-    """Return a copy of what is in a set, an array or a tensor."""
+    """Return an immutable copy of the content of a set, an array or a tensor; the getter of slots for contents."""
     if isinstance(holder, Tensor):
         return holder.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(holder, np.ndarray):
@@ -511,7 +534,7 @@ def _copy_content(holder: Any, _: None) -> Any:
 
 
 def _restore_content(holder: Any, _: None, content: Any) -> None:
-    """Give a container, set or array its former content."""
+    """Give a container, set or array the content that it had when it was copied."""
     if isinstance(holder, dict | set | deque):
         holder.clear()
         (holder.extend if isinstance(holder, deque) else holder.update)(content)
@@ -521,7 +544,7 @@ def _restore_content(holder: Any, _: None, content: Any) -> None:
         holder[:] = array(holder.typecode, content) if isinstance(holder, array) else content
 
 
-# How a place is written, if not as an attribute.
+# The function that writes to slots with a getter; all others are written by ``setattr``.
 SETTERS: dict[Getter, Callable[[Any, Any, Any], Any]] = {
     operator.getitem: operator.setitem,
     _copy_content: _restore_content,

@@ -1,7 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A loss of a Pyro program, with its terms and gradients, recorded as a graph."""
+"""Record a Pyro program, with its loss, the terms and the gradients, as a graph of tensor operations.
+
+A program is a model, its guide and a loss. An argument, a number or an attribute that it reads is an input of its graph
+or is compared before each replay.
+"""
 
 import gc
 import math
@@ -66,29 +70,30 @@ from pyro_radial.infer.step.tensor_graph import (
 )
 from pyro_radial.nn.modules import device_of, dtype_of
 
-# Entries of the terms of a loss that are no tensors of the graph.
+# Fields of LossTerms that a graph does not compute.
 HOST_TERMS = ("kl_weight", "entropies")
 
 
 class RecordingHandler(Messenger):
-    """The outermost handler: scales such as N / B become 0-d tensors, which are inputs of the graph.
+    """A Pyro handler around a run: it notes the scales and checks of sites, and replaces them in a recorded run.
 
-    A graph has no checks of Pyro's. It makes the scale of an observation outside of its support NaN.
+    A scale such as N / B becomes a 0-d tensor, which the graph reads instead of fixing the number. A graph skips Pyro's
+    checks of observations; instead the scale becomes NaN if an observation is outside of its support.
 
-    :param scales: the 0-d tensor for each scale.
-    :param checked: the names of the sites with observations to check.
+    :param scales: the 0-d tensor for each scale; other scales stay numbers.
+    :param checked_sites: the names of the sites with observations to check by operations of the graph.
     """
 
-    def __init__(self, scales: Mapping[float, Tensor], checked: Collection[str] = ()) -> None:
+    def __init__(self, scales: Mapping[float, Tensor], checked_sites: Collection[str] = ()) -> None:
         super().__init__()
         self.scales = scales
-        self.checked = checked
-        #: The scales that it has met.
+        self.checked_sites = checked_sites
+        #: The scales of the sites in the run, without 0 and 1.
         self.site_scales: list[float] = []
-        #: The names of observed sites that Pyro would check.
-        self.observed: set[str] = set()
-        #: The log-densities of the guide's Deltas by site.
-        self.densities: dict[str, Any] = {}
+        #: The names of observed sites that Pyro checks.
+        self.observed_sites: set[str] = set()
+        #: The log-density of each Delta of the guide by site.
+        self.delta_log_densities: dict[str, Any] = {}
 
     def _pyro_sample(self, msg: Message) -> None:
         scale = msg["scale"]
@@ -97,29 +102,29 @@ class RecordingHandler(Messenger):
             msg["scale"] = self.scales.get(scale, scale)
         distribution = leaf(msg["fn"])
         if isinstance(distribution, Delta) and not (msg["done"] or msg["is_observed"]):
-            self.densities[msg["name"]] = distribution.log_density
+            self.delta_log_densities[msg["name"]] = distribution.log_density
         support = support_to_check(msg)
         if support is None:
             return
-        if msg["name"] in self.checked:
+        if msg["name"] in self.checked_sites:
             _check_in_graph(msg, support)
         elif getattr(distribution, "_validate_args", False):
-            self.observed.add(msg["name"])
+            self.observed_sites.add(msg["name"])
 
 
 def _check_in_graph(msg: Message, support: Constraint) -> None:
-    """Make the scale NaN if an observed value is outside of its support, by operations that a graph can record."""
-    # The remainder in checks of counts takes half as long as their likelihood.
+    """Make a site's scale NaN if its observed value is outside of the support, by operations of the graph."""
+    # Checks of counts take a remainder, which takes half as long as their likelihood; floor is faster.
     with ReplaceFunctions({Tensor.remainder: lambda number, _: number - number.floor()}):
         allowed = support.check(msg["value"])
     msg["scale"] = torch.where(allowed.all(), msg["scale"], math.nan)
     if isinstance(support, integer_interval):
-        # The number of a class must not leave a table.
+        # A class out of range must not index outside of the table of log-probabilities.
         msg["value"] = torch.where(allowed, msg["value"], 0)
 
 
 def support_to_check(site: Node) -> Constraint | None:
-    """Return the support of an observed tensor, if a check of it can fail and costs little, else None."""
+    """Return the support of an observed site if checking its value is cheap and can fail, else None."""
     if site["is_observed"] and isinstance(site["value"], Tensor):
         with suppress(NotImplementedError):
             support = leaf(site["fn"]).support
@@ -129,7 +134,7 @@ def support_to_check(site: Node) -> Constraint | None:
 
 
 def check_observations(model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> None:
-    """Raise a ``ValueError`` that names the site of an observation outside of its support, which a graph does not."""
+    """Run the program once and raise a ``ValueError`` that names a site with an observation outside of its support."""
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
@@ -145,22 +150,22 @@ def check_observations(model: Model, guide: Guide, args: Args, kwargs: Kwargs) -
             )
 
 
-# Paths of state that a graph need not compare: the weight of the KL is one of its inputs.
+# Paths of state that need no comparison, because the weight of the KL is an input of the graph.
 UNREAD = ("loss.step", "loss.kl_weight")
 
 
 @dataclass
 class Recording:
-    """A recorded program, with the state that it read, its parameters by name, and the constants of its graph.
+    """The graph of a program, the state that the program read, and the tensors that the graph takes.
 
-    The graph takes its constants, the weight of the KL, other numbers, and the tensors among the arguments.
+    The inputs of the graph are its constants, the weight of the KL, other numbers, and the tensors among the arguments.
     """
 
     graph: Graph
     state: State
     #: The positions of numbers among the leaves of the arguments.
     positions: Sequence[int]
-    #: The places of numbers in the state, with their types.
+    #: The slots of the state whose numbers are inputs of the graph, with the types of the numbers.
     number_slots: Sequence[tuple[Slot, type]]
     device: torch.device
     dtype: torch.dtype
@@ -168,14 +173,15 @@ class Recording:
     parameter_store: Mapping[str, Tensor]
     parameters: dict[str, Tensor]
     constants: list[Tensor]
-    #: Where the program keeps the values of parameters, and their names.
+    #: The slots in which the program stores the values of parameters, with the names of the parameters.
     parameter_slots: Sequence[tuple[Slot, str]] = ()
-    # The arguments for which the guards held, kept so that no others get their ids, and their ids and versions.
+    # The latest arguments that passed the guards, with their ids and versions. They are kept alive because Python could
+    # give the id of a deleted tensor to another one.
     _guarded: list[Tensor] = field(default_factory=list)
     _versions: list[tuple[int, int]] = field(default_factory=list)
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
-        """Return the weight of the KL and the other numbers of a call."""
+        """Return the numbers that the graph takes: the weight of the KL, then those of arguments and of the state."""
         numbers: list[Any] = [float(call.weight)]
         for position in self.positions:
             numbers.append(leaves.values[position])
@@ -184,13 +190,13 @@ class Recording:
         return numbers
 
     def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
-        """Return the inputs of the graph, besides its constants."""
+        """Return all inputs of the graph but its constants: numbers as 0-d tensors, then tensors of arguments."""
         weight, *other_numbers = self.numbers(call, leaves)
         number_tensors = [as_tensor_of(number, self.dtype, self.device) for number in other_numbers]
         return [torch.full((), weight, device=self.device), *number_tensors, *leaves.tensors()]
 
     def is_valid(self, leaves: Leaves) -> bool:
-        """Return whether the program, the shapes of its tensors, and what it reads of its arguments are unchanged."""
+        """Return whether the graph may be replayed: the state is unchanged, and the guards on argument values pass."""
         if stored_parameters() is not self.parameter_store or not self.is_state_valid():
             return False
         for slot, kind in self.number_slots:
@@ -199,7 +205,10 @@ class Recording:
         return self._are_guards_valid(leaves)
 
     def is_state_valid(self) -> bool:
-        """Return whether the state is unchanged, and take over tensors that were replaced by their like."""
+        """Return whether the state is unchanged.
+
+        Parameters and constants that were replaced by tensors of the same properties are replaced here too.
+        """
         recorded_tensors = self.state.tensors
         if not self.state.is_valid():
             return False
@@ -212,9 +221,9 @@ class Recording:
         return True
 
     def _are_guards_valid(self, leaves: Leaves) -> bool:
-        """Return whether the conditions on values of arguments that the program tested still come out the same.
+        """Return whether the values that the program read from its arguments are those of the recorded run.
 
-        Tensors that passed the last time, and were not written to since, are not looked at again.
+        Tensors that passed at the previous call, and were not written to since, are not compared again.
         """
         if self.graph.guards is None:
             return True
@@ -231,9 +240,9 @@ class Recording:
     def evaluation_of_program(
         self, call: Call, graph_evaluation: LossEvaluation, mode: str
     ) -> LossEvaluation:
-        """Turn the result of the graph into that of the program.
+        """Return a result of the graph as the program returns it: with parameters, ``LossTerms`` and scaled gradients.
 
-        It also stores the values of parameters where the program stores them.
+        As the program would, this also writes the values of parameters to the slots in which the program stores them.
         """
         for slot, name in self.parameter_slots:
             slot.write(pyro.get_param_store()[name])
@@ -257,12 +266,12 @@ def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tenso
 
 
 class FirstRun(NamedTuple):
-    """A program that has run once as usual, and what is known from that run.
+    """A program after one usual run, with what recording needs to know from this run.
 
-    :param handler: the scales and observations that it had.
-    :param parameters: its parameters by name.
-    :param changed_tensors: the tensors that it changes.
-    :param device: that of the parameters, else of the modules.
+    :param handler: has noted the scales and the checked sites.
+    :param parameters: the parameters by name.
+    :param changed_tensors: the tensors that the run changed in place, or assigned to buffers.
+    :param device: the device of the parameters, or of the modules if there are no parameters.
     """
 
     call: Call
@@ -275,20 +284,22 @@ class FirstRun(NamedTuple):
 
 
 class UnreadableStateError(UnrecordableError):
-    """The reason why the state that a program reads cannot be compared."""
+    """A program reads state that cannot be compared; the text is the reason."""
 
 
 class NumbersReadError(Exception):
-    """The names of numbers that Python has read while they were inputs."""
+    """Python read numbers that were inputs of the graph; the arguments are their positions and paths."""
 
 
 class Attempt(NamedTuple):
-    """What came of recording a program.
+    """The result of an attempt to record a program.
 
-    :param evaluation: what a run as usual gave.
-    :param recording: the recording, and all is as before the run; None if there is none, and all is as after it.
-    :param reason: why there is none.
-    :param may_try_again: whether a later run, which does less, may be recorded.
+    With a recording, tensors, buffers and noise are as before the usual run; without one, they are as after it.
+
+    :param evaluation: the result of the usual run.
+    :param recording: None if the program cannot be recorded.
+    :param reason: why the program cannot be recorded.
+    :param may_try_again: whether a later run may be recorded, because the first run may do more than later ones.
     """
 
     evaluation: LossEvaluation
@@ -298,9 +309,9 @@ class Attempt(NamedTuple):
 
 
 def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
-    """Run a program as usual, and record it twice.
+    """Run a program once as usual, then record it.
 
-    :param numbers: those that are inputs of the graph; it notes the ones that Python reads.
+    :param numbers: the numbers that become inputs of the graph; numbers that Python reads are excluded here.
     """
     noise = TorchNoise.now()
     changes = ChangedTensors()
@@ -309,7 +320,7 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     with note_replaced_buffers() as buffers, changes, handler, code.watch():
         evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
-        _warn_of_jacobians(handler.densities)
+        _warn_of_jacobians(handler.delta_log_densities)
     changed = changes.tensors()
     for _, previous, latest in buffers.values():
         if latest is not previous and isinstance(latest, Tensor):
@@ -329,7 +340,7 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     try:
         recording = _record_with_numbers(numbers, program, code)
         _check_gradients(recording, evaluation)
-        # The program may have let an argument require a gradient.
+        # This raises an error if the program has made an argument require a gradient.
         descriptions(leaves.values, numbers.positions)
     except UnrecordableError as error:
         if call.attached:
@@ -341,33 +352,38 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     restore_buffers(buffers)
     restore_tensors(changes.originals)
     noise.restore()
-    # Buffers that the first run replaced are again those from before.
+    # The state was read with the buffers of the first run; this call takes over the restored ones.
     recording.is_state_valid()
     return Attempt(evaluation, recording)
 
 
-def _warn_of_jacobians(densities: Mapping[str, Any]) -> None:
-    """Warn of the log-densities of a guide's Deltas, which Pyro's ELBO leaves out."""
-    sites = [name for name, density in densities.items() if torch.as_tensor(density).any()]
+def _warn_of_jacobians(log_densities: Mapping[str, Any]) -> None:
+    """Warn if Deltas of a guide have log-densities, which ``TraceMeanField_ELBO`` leaves out of the loss."""
+    sites = [
+        name for name, log_density in log_densities.items() if torch.as_tensor(log_density).any()
+    ]
     if sites:
         text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
         warnings.warn(text, stacklevel=8)
 
 
 def _record_with_numbers(numbers: Numbers, program: FirstRun, code: Code) -> Recording:
-    """Record a program with numbers as inputs, except those that Python reads."""
+    """Record a program with numbers as inputs; if Python reads some of them, try again without these."""
     while numbers:
         try:
             return _record_twice(program, numbers, code)
         except NumbersReadError as error:
-            numbers.give_up(error.args)
+            numbers.exclude(error.args)
         except UnrecordableError:
-            numbers.give_up_all()
+            numbers.exclude_all()
     return _record_twice(program, numbers, code)
 
 
 def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
-    """Record a program, see that a second recording is the same, and leave all as it was."""
+    """Record a program twice, with different Python noise and numbers, and raise an error if the two graphs differ.
+
+    The second recording finds what torch's noise and the inputs do not determine. The state and tensors are restored.
+    """
     call = program.call
     roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
     initial_state = State(roots, code, _parameter_holders(call, program.parameters))
@@ -382,7 +398,7 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
     ]
     recorded_values = [values[position] for position in positions]
     recorded_values += [slot.read() for slot in number_slots]
-    # A graph that holds a number itself differs from the graph of another number.
+    # If a graph fixes a number that should be an input, the graph of another number differs.
     nearby_values = [_nearby_number(number) for number in recorded_values]
     noise = TorchNoise.now()
     ignored = set(UNREAD)
@@ -431,10 +447,12 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
 def _find_parameter_slots(
     initial_state: State, read_tensors: Sequence[Tensor]
 ) -> list[tuple[Slot, str]]:
-    """Return the places that a run has set to what a ``param`` statement gave, with the parameters' names.
+    """Return the slots in which a run has replaced a parameter's value by its new value, with the parameters' names.
 
-    :param initial_state: the state from before the run, which had an earlier value of the parameter there.
-    :param read_tensors: tensors that the run has read; a place with one of them does not count.
+    Such a slot is an attribute to which the model assigns the result of a ``param`` statement.
+
+    :param initial_state: the state before the run.
+    :param read_tensors: tensors that the run has read; a slot that held one of them does not count.
     """
     ids = set(map(id, read_tensors))
     parameter_slots: list[tuple[Slot, str]] = []
@@ -448,19 +466,19 @@ def _find_parameter_slots(
 
 
 def _name_of_parameter(value: Any) -> str | None:
-    """Return the name of the parameter that a ``param`` statement gave, or None."""
+    """Return the name of the parameter if a value comes from a ``param`` statement, else None."""
     parameter = getattr(value, "unconstrained", None) if isinstance(value, Tensor) else None
     return None if parameter is None else pyro.get_param_store().param_name(parameter())
 
 
 def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
-    """Raise an error if a graph leaves out a gradient that the program gave."""
-    result = recording.graph.result()
+    """Raise an error if a parameter had a gradient in the usual run and has none in the graph."""
+    graph_evaluation = recording.graph.result()
     names_with_gradients: set[str] = set()
     for (name, parameter), gradient in zip(
-        recording.parameters.items(), result.gradients, strict=True
+        recording.parameters.items(), graph_evaluation.gradients, strict=True
     ):
-        if gradient is not None or id(parameter) in result.updated_in_graph:
+        if gradient is not None or id(parameter) in graph_evaluation.updated_in_graph:
             names_with_gradients.add(name)
     for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
         if gradient is not None and name not in names_with_gradients:
@@ -470,16 +488,19 @@ def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
 
 
 def _parameter_holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
-    """Return where each parameter is: in the store, which may hold another tensor than a module, or in the call."""
+    """Return the mapping that holds each named parameter, with the name: Pyro's store, or the extra ones of the call.
+
+    The store counts first, because a module may hold another tensor under this name.
+    """
     stored = stored_parameters()
     return [(stored if name in stored else call.extra_parameters, name) for name in names]
 
 
 def compare_in_one_hot() -> ReplaceFunctions:
-    """Let ``one_hot`` compare with all classes, where torch reads the least and the largest class."""
+    """Return a block in which ``one_hot`` compares with all classes, since torch's own reads values in Python."""
 
     def one_hot(classes: Tensor, num_classes: int = -1) -> Tensor:
-        # Torch raises an error for other classes; and this is one guard for all right ones.
+        # Torch raises the error for a class out of range. This test becomes one guard that all valid classes pass.
         if num_classes < 0 or not ((classes >= 0) & (classes < num_classes)).all():
             return nn.functional.one_hot(classes, num_classes)
         return (classes[..., None] == torch.arange(num_classes, device=classes.device)).long()
@@ -489,7 +510,10 @@ def compare_in_one_hot() -> ReplaceFunctions:
 
 @contextmanager
 def suspend_garbage_collection() -> Iterator[None]:
-    """Keep what the collector would delete in the block: parameters of other guides, while Pyro's store is read."""
+    """Stop Python's garbage collector in the block.
+
+    Otherwise it could delete parameters of other guides from Pyro's store while the store is read.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -500,7 +524,7 @@ def suspend_garbage_collection() -> Iterator[None]:
 
 
 def _nearby_number(number: float) -> float:
-    """Return another number of the same type, likely also in the domain of the program."""
+    """Return a slightly different number of the same type, which the program most likely accepts too."""
     if isinstance(number, int):
         return number - 1 if number > 1 else number + 1
     return number * (1.0 - 2.0**-7) if number else 2.0**-7
@@ -513,9 +537,14 @@ def _record_once(
     number_slots: Sequence[Slot],
     values: Sequence[float],
 ) -> tuple[Graph, dict[str, Tensor]]:
-    """Return the graph of a program with inputs for numbers at some positions and places, and its parameters.
+    """Record one run of a program, and return its graph and its parameters by name.
 
-    :param values: the numbers to record with, first those at positions.
+    :param initial_state: the state that the program can read.
+    :param positions: the positions of numbers among the arguments that become inputs of the graph.
+    :param number_slots: the slots of numbers in the state that become inputs of the graph.
+    :param values: the numbers of this run: at the positions, then in the slots.
+    :raises UnrecordableError: if the run cannot be recorded.
+    :raises NumbersReadError: if Python reads one of the numbers.
     """
     call = program.call
     leaves = list(program.leaves.values)
@@ -531,11 +560,11 @@ def _record_once(
         position for position, value in enumerate(leaves) if isinstance(value, Tensor)
     ]
     arguments = [leaves[position].detach() for position in tensor_positions]
-    trained: dict[str, Tensor] = {}
+    parameters_by_name: dict[str, Tensor] = {}
     gradient_leaves: list[Tensor] = []
 
     def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
-        """Evaluate the loss with tensors instead of numbers and arguments."""
+        """Evaluate the loss with tensors in place of numbers and of the tensors among the arguments."""
         inputs = iter(tensors)
         for position in positions:
             leaves[position] = next(inputs)
@@ -545,18 +574,18 @@ def _record_once(
         for position in tensor_positions:
             leaves[position] = next(inputs)
         args, kwargs = rebuild(leaves)
-        # Zero is recorded as a separate graph.
+        # A weight of zero has a separate graph, which may leave out the KL.
         kl_weight = weight if call.weight else 0.0
-        handler = RecordingHandler(scales, program.handler.observed)
+        handler = RecordingHandler(scales, program.handler.observed_sites)
         with handler, note_replaced_buffers() as buffers:
             recorded_call = call._replace(
                 args=args, kwargs=kwargs, weight=kl_weight, gradient_scale=1.0
             )
             evaluation = evaluate_loss(recorded_call, gradient_leaves)
-        # After an error all of the state is restored.
+        # If the run raises an error, the caller restores the state.
         for slot, number in zip(number_slots, original_numbers, strict=True):
             slot.write(number)
-        trained.update(evaluation.parameters)
+        parameters_by_name.update(evaluation.parameters)
         restore_buffers(buffers, write=True)
         return evaluation._replace(parameters={}, terms=_terms_of_graph(evaluation))
 
@@ -566,10 +595,10 @@ def _record_once(
             graph = record(
                 run, [weight, *numbers], arguments, initial_state.tensors, program.changed_tensors
             )
-        _check_parameters_are_named(graph, gradient_leaves, trained, initial_state)
+        _check_parameters_are_named(graph, gradient_leaves, parameters_by_name, initial_state)
     except Exception as error:
         raise UnrecordableError(_reason_of(error)) from error
-    # Where each number is from: a position in the arguments, or a path in the state.
+    # The origin of each number: a position in the arguments, or a path in the state.
     origins: list[int | str] = [*positions, *(slot.path for slot in number_slots)]
     read_origins: list[int | str] = []
     for origin, number in zip(origins, numbers, strict=True):
@@ -577,7 +606,7 @@ def _record_once(
             read_origins.append(origin)
     if read_origins:
         raise NumbersReadError(*read_origins)
-    return graph, trained
+    return graph, parameters_by_name
 
 
 def _terms_of_graph(evaluation: LossEvaluation) -> Any:
@@ -594,7 +623,11 @@ def _check_parameters_are_named(
     trained: Mapping[str, Tensor],
     initial_state: State,
 ) -> None:
-    """Raise an error if a tensor that no ``param`` statement names would get a gradient."""
+    """Raise an error if a tensor that no ``param`` statement names requires a gradient of the loss.
+
+    :param gradient_leaves: the tensors that the gradient of the loss reaches.
+    :param trained: the parameters by name.
+    """
     unnamed_ids = set(map(id, graph.constants)) - set(map(id, trained.values()))
     for tensor in gradient_leaves:
         if id(tensor) in unnamed_ids:
@@ -609,7 +642,7 @@ def _check_parameters_are_named(
 
 
 def _check_same_graph(graph: Graph, second_graph: Graph) -> None:
-    """Raise an error if two recordings differ."""
+    """Raise an error that says how two recordings of a program differ, if they do."""
     sites = _sites_of(graph)
     second_sites = _sites_of(second_graph)
     if sites != second_sites:
@@ -622,7 +655,7 @@ def _check_same_graph(graph: Graph, second_graph: Graph) -> None:
 
 
 def _sites_of(graph: Graph) -> list[str]:
-    """Return the sites in the terms of a graph's loss, once for each term by site."""
+    """Return the names of the sites in the terms of a graph's loss; a site in several terms comes several times."""
     sites: list[str] = []
     terms = graph.result().terms or {}
     for term in terms.values():
@@ -642,7 +675,7 @@ def _are_same_graph(graph: Graph, second_graph: Graph) -> bool:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Return the reason, and the line that led to it: the last of the user's, else the last of Pyro's."""
+    """Return the text of an error, with the line that led to it: the last line of the user's code, else of Pyro's."""
     frames = list(traceback.walk_tb(error.__traceback__))
     while error.__cause__ is not None:
         error = error.__cause__

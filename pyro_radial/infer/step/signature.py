@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The arguments of a program: their leaves, what of them decides on a graph, and the numbers that are its inputs."""
+"""Describe the arguments of a call: which leaves they have, and which properties of these a graph fixes."""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -16,31 +16,31 @@ from pyro_radial._pyro.compat import tree_flatten, tree_map, tree_unflatten
 from pyro_radial._pyro.types import Args, Kwargs
 from pyro_radial.infer.step.program_state import PLAIN, UnrecordableError, metadata_of
 
-# Leaves that are compared by their values.
+# Types of leaves whose values a graph fixes.
 COMPARED = (*PLAIN, range, type, Enum)
 
 
-class Opened(NamedTuple):
-    """A dataclass with its fields, which torch's trees see."""
+class OpenedDataclass(NamedTuple):
+    """A dataclass as a named tuple, whose fields torch's trees can flatten."""
 
     kind: type
     fields: dict[str, object]
 
 
 class Leaves(NamedTuple):
-    """The leaves of a program's arguments, and a name of their tree."""
+    """The leaves of a program's arguments, and a key of the structure of the arguments."""
 
     values: Sequence[Any]
     tree: Hashable
 
     @classmethod
     def of(cls, args: Args, kwargs: Kwargs) -> "Leaves":
-        """Find the leaves of arguments."""
+        """Return the leaves of arguments."""
         if not kwargs and all(isinstance(argument, Tensor) for argument in args):
             return cls(args, len(args))
         values, tree = tree_flatten((args, dict(kwargs)))
         if any(map(is_dataclass, values)):
-            values, tree = tree_flatten(_open((args, dict(kwargs))))
+            values, tree = tree_flatten(_open_dataclasses((args, dict(kwargs))))
         # Trees have no hash in older versions of torch.
         return cls(values, repr(tree))
 
@@ -50,11 +50,11 @@ class Leaves(NamedTuple):
 
 
 def rebuilder(args: Args, kwargs: Kwargs) -> Callable[[Sequence[Any]], tuple[Args, Kwargs]]:
-    """Return a function that puts other leaves into the tree of arguments."""
-    _, tree = tree_flatten(_open((args, dict(kwargs))))
+    """Return a function that makes arguments of the same structure from other leaves."""
+    _, tree = tree_flatten(_open_dataclasses((args, dict(kwargs))))
 
     def rebuild(values: Sequence[Any]) -> tuple[Args, Kwargs]:
-        arguments: tuple[Args, Kwargs] = _close(tree_unflatten(values, tree))
+        arguments: tuple[Args, Kwargs] = _close_dataclasses(tree_unflatten(values, tree))
         return arguments
 
     return rebuild
@@ -62,14 +62,14 @@ def rebuilder(args: Args, kwargs: Kwargs) -> Callable[[Sequence[Any]], tuple[Arg
 
 @dataclass
 class Numbers:
-    """The numbers of a program that are inputs of its graphs: those that had two values.
+    """The Python numbers of a program that are inputs of its graphs, because they had a second value.
 
-    A number is known by its position among the leaves, or by its path in the state that the program reads.
+    A number has a position among the leaves of the arguments, or a path in the state that the program reads.
     """
 
     positions: set[int] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
-    #: Numbers that Python reads, as in ``if number > 0`` or ``range(number)``, so each value has a graph of its own.
+    #: Numbers that Python reads, as in ``if number > 0`` or ``range(number)``, so each value has a separate graph.
     read: set[int | str] = field(default_factory=set)
     #: The first value of each number among the leaves, by position.
     _first_values: dict[int, object] = field(default_factory=dict)
@@ -77,8 +77,8 @@ class Numbers:
     def __bool__(self) -> bool:
         return bool(self.positions or self.paths)
 
-    def notice(self, values: Sequence[object]) -> bool:
-        """Return whether leaves have a number with a second value, which is an input from now on."""
+    def notice_values(self, values: Sequence[object]) -> bool:
+        """Make the numbers among leaves that have a second value inputs; return whether there are any."""
         num_positions = len(self.positions)
         for position, value in enumerate(values):
             if is_number(value):
@@ -92,20 +92,20 @@ class Numbers:
         return len(self.positions) > num_positions
 
     def notice_paths(self, paths: Collection[str]) -> bool:
-        """Return whether there are new ones among the paths of numbers that have changed."""
+        """Make the numbers of the state at these paths inputs; return whether any was not one before."""
         num_paths = len(self.paths)
         self.paths.update(path for path in paths if path not in self.read)
         return len(self.paths) > num_paths
 
-    def give_up(self, read: Collection[int | str]) -> None:
-        """Note numbers that Python reads."""
+    def exclude(self, read: Collection[int | str]) -> None:
+        """Make numbers that Python reads inputs no longer; each of their values has a separate graph from now on."""
         self.read.update(read)
         self.positions -= self.read
         self.paths -= self.read
 
-    def give_up_all(self) -> None:
-        """Let each value of every number have a graph of its own."""
-        self.give_up([*self.positions, *self.paths])
+    def exclude_all(self) -> None:
+        """Make no number an input; each value of every number has a separate graph from now on."""
+        self.exclude([*self.positions, *self.paths])
 
 
 def is_number(value: object) -> bool:
@@ -119,9 +119,9 @@ def as_tensor_of(value: float, dtype: torch.dtype, device: torch.device) -> Tens
 
 
 def description(value: object) -> Hashable:
-    """Return what decides on a graph about a leaf.
+    """Return the properties of a leaf that a graph fixes: those of a tensor, or the value of another leaf.
 
-    :raises UnrecordableError: if no graph can take it.
+    :raises UnrecordableError: if a graph cannot take the leaf.
     """
     if isinstance(value, Tensor):
         if value.requires_grad:
@@ -146,7 +146,7 @@ def description(value: object) -> Hashable:
 
 
 def descriptions(values: Sequence[object], positions: Collection[int]) -> tuple[Hashable, ...]:
-    """Return what decides on a graph about leaves, with numbers at some positions as its inputs."""
+    """Return the description of each leaf; for numbers at these positions, which are inputs, only the type."""
     if not positions:
         return tuple(map(description, values))
     described: list[Hashable] = []
@@ -157,7 +157,10 @@ def descriptions(values: Sequence[object], positions: Collection[int]) -> tuple[
 
 
 def kinds(values: Sequence[object]) -> tuple[Hashable, ...]:
-    """Return what decides on whether a program can be recorded: not the shapes of tensors and the values of numbers."""
+    """Return the description of each leaf without shapes of tensors and values of numbers.
+
+    Whether a program can be recorded depends on these alone.
+    """
     described: list[Hashable] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -168,30 +171,32 @@ def kinds(values: Sequence[object]) -> tuple[Hashable, ...]:
 
 
 def has_nan(values: Sequence[object]) -> bool:
-    """Return whether a Python number is NaN, which differs from itself."""
+    """Return whether a Python number among leaves is NaN, which equals no number, so no graph would match."""
     return any(type(value) is float and math.isnan(value) for value in values)
 
 
-def _open(tree: object) -> Any:
-    """Replace the dataclasses in a tree by :class:`Opened` ones."""
+def _open_dataclasses(tree: object) -> Any:
+    """Replace the dataclasses in a tree by :class:`OpenedDataclass`."""
 
     def open_leaf(value: object) -> object:
         if not is_dataclass(value) or isinstance(value, type):
             return value
-        return Opened(type(value), {f.name: _open(getattr(value, f.name)) for f in fields(value)})
+        return OpenedDataclass(
+            type(value), {f.name: _open_dataclasses(getattr(value, f.name)) for f in fields(value)}
+        )
 
     return tree_map(open_leaf, tree)
 
 
-def _close(tree: object) -> Any:
-    """Put the dataclasses back."""
+def _close_dataclasses(tree: object) -> Any:
+    """Replace each :class:`OpenedDataclass` in a tree by its dataclass."""
 
     def close_leaf(value: object) -> object:
-        if not isinstance(value, Opened):
+        if not isinstance(value, OpenedDataclass):
             return value
         instance: object = object.__new__(value.kind)
         for name, entry in value.fields.items():
-            object.__setattr__(instance, name, _close(entry))
+            object.__setattr__(instance, name, _close_dataclasses(entry))
         return instance
 
-    return tree_map(close_leaf, tree, is_leaf=lambda value: isinstance(value, Opened))
+    return tree_map(close_leaf, tree, is_leaf=lambda value: isinstance(value, OpenedDataclass))

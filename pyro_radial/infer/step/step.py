@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A training step: evaluate the loss, check it, and apply the gradients."""
+"""Take a training step: evaluate the loss, check it, and apply the gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,14 +15,14 @@ from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer
 from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluation, has_terms
 
-# Looks at a loss wait for the device, so on devices with a queue they come after this many steps, or after fewer if the
-# arguments of these take more bytes.
+# Reading a loss waits for the device. So a GPU's losses are checked after this many steps, or after fewer if the
+# arguments of these steps take more bytes than MOST_BYTES.
 CHECK_EVERY = 50
 MOST_BYTES = 2**28
 
 
 class Step(NamedTuple):
-    """The evaluations of the parts of a batch, and the noise from before them."""
+    """One step: the calls for the parts of a batch, and the state of torch's noise before the first of them."""
 
     calls: Sequence[Call]
     noise: TorchNoise
@@ -34,7 +34,7 @@ def take_step(
     check: "FiniteCheck",
     optimizer: JointOptimizer,
 ) -> list[LossEvaluation]:
-    """Evaluate the loss of each part of a batch on the same draw, check it, and apply the gradients."""
+    """Evaluate the loss of each part of a batch on the same noise, check the losses, and take the optimizer's step."""
     step = Step(calls, TorchNoise.now())
     optimizer.forget_gradients()
     evaluations: list[LossEvaluation] = []
@@ -53,23 +53,23 @@ def take_step(
 
 
 def keep_terms(call: Call, evaluation: LossEvaluation) -> None:
-    """Let users read the terms from the loss; nothing here does."""
+    """Store the terms of an evaluation in the loss, where users can read them."""
     terms = evaluation.terms
     if terms is None or not has_terms(call.loss):
         return
-    # The next captured step overwrites them.
+    # The next captured step overwrites the terms, so they are copied when a user reads them.
     read = terms.copy if evaluation.mode == CAPTURED else lambda: terms
     call.loss.keep(read, call.gradients)
 
 
 class FiniteCheck:
-    """Stop at a loss that is not finite; the optimizer takes no step on it.
+    """Raise an error if a loss is not finite, before the optimizer takes a step on it.
 
-    Where looking at a loss waits for the device, one look serves many steps. Until then the optimizer is told on the
-    device to do nothing, if it can be.
+    On a GPU, reading a loss waits for the device, so one look checks many steps. Until the look, ``stopped`` tells the
+    optimizer on the device to change nothing. An optimizer that cannot be stopped there is checked in each step.
 
     :param interval: the number of steps between looks; by default 1 on a CPU and 50 elsewhere.
-    :param explain: makes the error from the steps since the last look.
+    :param explain: returns the error, given the steps since the last look.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class FiniteCheck:
         self._interval = interval
         self._explain = explain
         self._unchecked_steps: list[Step] = []
-        #: One after a loss that was not finite; None before the first loss.
+        #: A 0-d tensor, one after a loss that was not finite; None before the first loss.
         self.stopped: Tensor | None = None
 
     def __call__(
         self, step: Step, evaluations: Sequence[LossEvaluation], optimizer: Optimizer | None
     ) -> None:
-        """Note the losses of a step that is not applied yet, and look at them if it is time to."""
+        """Note whether the losses of a step are finite, before the step is applied, and look if it is time to."""
         self._unchecked_steps.append(step)
         nonfinite = evaluations[0].nonfinite
         interval = self._interval or _usual_interval(step, nonfinite.device)
@@ -102,7 +102,7 @@ class FiniteCheck:
             self.look(optimizer)
 
     def look(self, optimizer: Optimizer | None = None) -> None:
-        """Look at the losses since the last look; raises an error if one was not finite."""
+        """Raise an error if a loss since the last look was not finite."""
         steps = self._unchecked_steps
         self._unchecked_steps = []
         if steps and self.stopped is not None and bool(self.stopped):
@@ -113,7 +113,7 @@ class FiniteCheck:
 
 
 def _usual_interval(step: Step, device: torch.device) -> int:
-    """Return the number of steps between looks."""
+    """Return the usual number of steps between looks: one on a CPU, else at most ``CHECK_EVERY``."""
     if device.type == "cpu":
         return 1
     leaves = tree_leaves([call.args for call in step.calls])

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A function of tensors recorded as a graph, and what it does to tensors besides."""
+"""Record a function of tensors as a graph, and find the tensors that it changes."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,8 @@ from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Kwargs
 from pyro_radial.infer.step.program_state import MOST_BYTES, UnrecordableError
 
-# Besides operations, which have tags. Legacy constructors, such as torch.FloatTensor([number]), call __float__.
+# Functions that copy values to the host, besides operations, which have tags. Legacy constructors, such as
+# torch.FloatTensor([number]), call __float__.
 TO_HOST = (
     Tensor.tolist,
     Tensor.numpy,
@@ -42,7 +43,7 @@ TO_HOST = (
     Tensor.__index__,
     Tensor.__repr__,
 )
-# These read the tensors in a list, as in torch.tensor([number, 1.0]).
+# Functions that read the tensors in a list, as in torch.tensor([number, 1.0]).
 CONSTRUCTORS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new)
 VALUE_READ = (
     "Python reads the value of a tensor that the model or the guide computes; "
@@ -55,13 +56,13 @@ SEEDED = (
 SHAPE_READ = (
     "a tensor has a shape that depends on values; use torch.where, or mask what does not count"
 )
-# A value with more bytes, that Python reads from the arguments, is no guard.
+# The largest value in bytes that Python may read from the arguments; it becomes a guard.
 MOST_GUARDED = 64
-# Stands for the arguments among the sources of a value.
+# The arguments, in the set of sources that a value is computed from.
 ARGUMENTS = -1
 LITERAL = torch.ops.aten.lift_fresh.default
 LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
-# These take shape, dtype and device of their first argument, and not its values.
+# Operations that use shape, dtype and device of their first argument, but not its values.
 LIKE = {
     torch.ops.aten.empty_like.default,
     torch.ops.aten.full_like.default,
@@ -73,14 +74,14 @@ LIKE = {
     torch.ops.aten.zeros_like.default,
 }
 
-# By a dict of buffers and a name: the dict, the buffer from before, and the latest one.
+# For each dict of buffers and name that were assigned to: the dict, the previous buffer, and the latest one.
 Buffers = dict[tuple[int, str], tuple[dict[str, Any], Tensor | None, Tensor | None]]
 
 
 class Guards(NamedTuple):
-    """Values that the host read from the arguments, and how they are computed.
+    """The values that Python read from the arguments while a program was recorded, and a graph that computes them.
 
-    The module takes ``inputs``: constants, and the numbers of arguments.
+    ``module`` takes ``inputs``, which are constants, or arguments by their positions, and returns the values.
     """
 
     module: GraphModule
@@ -88,16 +89,17 @@ class Guards(NamedTuple):
     expected: list[Tensor]
 
     def match(self, arguments: Sequence[Tensor]) -> bool:
-        """Return whether the values are the same for these arguments."""
+        """Return whether these arguments give the values of the recorded run."""
         inputs = [arguments[entry] if isinstance(entry, int) else entry for entry in self.inputs]
         return all(map(torch.equal, self.module(*inputs), self.expected))
 
 
 class Graph(NamedTuple):
-    """A recorded function: operations on ``[*constants, *inputs]``, and the tree of its result.
+    """A recorded function: ``module`` takes ``[*constants, *inputs]`` and returns the tensors of the result.
 
-    The constants are the tensors that the function read besides its inputs, and ``read`` has the ids of those, and of
-    numbers, that the host read.
+    The constants are the tensors that the function read besides its inputs. ``leaves`` and ``tree`` are the leaves and
+    the structure of the result, with ``Tensor`` in place of each tensor. ``host_read_ids`` has the ids of the constants
+    and numbers that Python read.
     """
 
     module: GraphModule
@@ -108,7 +110,7 @@ class Graph(NamedTuple):
     guards: Guards | None
 
     def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
-        """Return the tree with these tensors, or with ``Tensor`` in their places."""
+        """Return the result with these tensors; without tensors, with the class ``Tensor`` in place of each."""
         remaining_tensors = repeat(Tensor) if tensors is None else iter(tensors)
         leaves = [next(remaining_tensors) if leaf is Tensor else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.tree)
@@ -121,11 +123,15 @@ def record(
     readable: Iterable[Tensor] = (),
     changed: Iterable[Tensor] = (),
 ) -> Graph:
-    """Record the tensor operations of a function of numbers and arguments, which returns a tree with tensors.
+    """Record the operations of a function that takes ``[*numbers, *arguments]`` and returns a tree with tensors.
 
-    :param numbers: 0-d tensors instead of Python numbers; the host may read them, except the first.
-    :param arguments: the host may read small values that are computed from them; see :class:`Guards`.
-    :param readable: other tensors that the host may read, except those in ``changed``.
+    Python may read the tensors below; reading any other value, such as a draw, raises an error.
+
+    :param numbers: 0-d tensors instead of Python numbers; all but the first may be read.
+    :param arguments: small values that are computed from them may be read; see :class:`Guards`.
+    :param readable: other tensors that may be read if they are small.
+    :param changed: tensors that the function changes, and that may not be read.
+    :raises UnrecordableError: if no graph can do what the function does.
     """
     inputs = [*numbers, *arguments]
     leaves: list[object] = []
@@ -157,7 +163,10 @@ def record(
 
 
 class _HostReads(TorchDispatchMode):
-    """Let the host read what comes from numbers, readable tensors and arguments; raise an error at other reads."""
+    """Follow which inputs each value is computed from, note the values that Python reads, and refuse the others.
+
+    Python may read values that are computed from numbers, readable tensors and arguments alone.
+    """
 
     def __init__(
         self,
@@ -168,14 +177,14 @@ class _HostReads(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.host_read_ids: set[int] = set()
-        #: The values that it has read from arguments.
+        #: The values that Python has read from arguments.
         self.guarded: list[Tensor] = []
-        # By memory: the ids of the numbers and readable tensors that its content comes from, and ``ARGUMENTS`` if it
-        # comes from these; None if it comes from others too.
+        # For each tensor's memory: the ids of the numbers and readable tensors that its values are computed from, and
+        # ``ARGUMENTS`` for arguments; None if Python may not read them.
         self._sources: dict[int, set[int] | None] = {}
-        # Other tensors must not get the memory of these.
+        # Keep tensors alive so that their memory is not used again.
         self._tensors_kept_alive: list[Tensor] = []
-        # After the latest draw.
+        # The state of torch's generators after the latest draw.
         self._noise = TorchNoise.now()
         for tensor in readable:
             if _is_readable(tensor):
@@ -220,7 +229,7 @@ class _HostReads(TorchDispatchMode):
         return result
 
     def _check_noise(self) -> None:
-        """Raise an error if the state of a generator is not that after the latest draw."""
+        """Raise an error if the program has set a generator's state since the latest draw."""
         noise = TorchNoise.now()
         if not all(
             map(torch.equal, (noise.cpu, *noise.cuda), (self._noise.cpu, *self._noise.cuda))
@@ -228,9 +237,10 @@ class _HostReads(TorchDispatchMode):
             raise UnrecordableError(SEEDED)
 
     def note_read(self, tree: object, reason: str = VALUE_READ, values: object = None) -> None:
-        """Note that the host reads tensors, or raise an error.
+        """Note that Python reads the tensors in a tree, or raise an error if it may not.
 
-        :param values: what it reads of them; by default all.
+        :param reason: the text of the error.
+        :param values: the values that it reads, if they are fewer than those of the tensors.
         """
         sources = self._find_sources(tree)
         if sources is None:
@@ -246,18 +256,18 @@ class _HostReads(TorchDispatchMode):
     def copy_to_host(
         self, function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """Copy a tensor to the host, which no operation shows."""
+        """Call a function that copies a tensor to the host, such as ``Tensor.tolist``, and note that it reads it."""
         self.note_read(tensor)
         with untraced():
             return function(tensor, *args, **kwargs)
 
     def construct(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make a tensor of a list, whose tensors no operation shows."""
+        """Call a constructor, such as ``torch.tensor``, and note that it reads the tensors in a list."""
         self.note_read([argument for argument in args if isinstance(argument, list | tuple)])
         return function(*args, **kwargs)
 
     def _index_tensors(self, index: Tensor | None) -> Sequence[Tensor | None]:
-        """Return an index, or the places of a mask, which have a shape of their own."""
+        """Return an index as it is, or for a mask the positions of its true entries, which Python reads."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         self.note_read(index, SHAPE_READ)
@@ -265,7 +275,7 @@ class _HostReads(TorchDispatchMode):
             return index.nonzero().unbind(1)
 
     def _find_sources(self, tree: object) -> set[int] | None:
-        """Return what the values of the tensors in a tree come from; None if they come from anything else too."""
+        """Return the sources that the tensors in a tree are computed from; None if Python may not read one of them."""
         sources_of_all: set[int] = set()
         for tensor in _tensors_in(tree):
             sources = self._sources.get(_memory(tensor))
@@ -275,23 +285,26 @@ class _HostReads(TorchDispatchMode):
         return sources_of_all
 
     def _set_sources(self, tensor: Tensor, sources: set[int] | None) -> None:
-        """Note what the value of a tensor comes from."""
+        """Note the sources that a tensor's values are computed from."""
         self._sources[_memory(tensor)] = sources
         if sources is not None:
             self._tensors_kept_alive.append(tensor)
 
 
 class ChangedTensors(TorchDispatchMode):
-    """Remember the values of tensors from before that operations change in the block."""
+    """Keep a copy of each tensor that operations in the block change in place, from before the change.
+
+    Tensors that were created in the block are left out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._new_memory: set[int] = set()
-        #: Each tensor before a change of it, with a copy.
+        #: For each change: the tensor, and a copy from before the change.
         self.originals: list[tuple[Tensor, Tensor]] = []
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that operations have changed, one for each change."""
+        """Return the tensors that operations have changed; one comes once for each change."""
         return [tensor for tensor, _ in self.originals]
 
     def __torch_dispatch__(
@@ -302,7 +315,7 @@ class ChangedTensors(TorchDispatchMode):
             if _memory(tensor) not in self._new_memory:
                 self.originals.append((tensor.detach(), tensor.clone()))
         result = func(*args, **kwargs)
-        # A view has the memory of an argument, and a tensor of Python numbers memory of its own.
+        # A view shares the memory of an argument. A literal, a tensor of Python numbers, has new memory.
         inputs = () if func is LITERAL else (args, kwargs)
         self._new_memory |= {*map(_memory, _tensors_in(result))} - {
             *map(_memory, _tensors_in(inputs))
@@ -311,12 +324,13 @@ class ChangedTensors(TorchDispatchMode):
 
 
 def _tensors_in(tree: object) -> list[Tensor]:
+    """Return the tensors among the leaves of a tree."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Return whether the host may read a tensor: a small one in its memory that is not trained."""
-    # A class of its own may refuse that its attributes are read.
+    """Return whether Python may read a tensor: a small one in host memory that requires no gradient."""
+    # Subclasses of Tensor may raise an error when their attributes are read.
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return False
     in_host_memory = tensor.device.type == "cpu" and tensor.nbytes <= MOST_BYTES
@@ -324,14 +338,14 @@ def _is_readable(tensor: Tensor) -> bool:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Return the identity of a tensor's memory, which its views share."""
+    """Return a key of a tensor's memory, which it shares with its views."""
     # Sparse tensors have several memories.
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 @contextmanager
 def restore_after(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Give these tensors their values back at the end of the block."""
+    """Restore the values of tensors at the end of the block."""
     originals = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
@@ -341,14 +355,14 @@ def restore_after(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @torch.no_grad()
 def restore_tensors(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Give tensors their former values, the latest change first."""
+    """Copy values back into tensors, given pairs of a tensor and its value; later pairs are undone first."""
     for tensor, original in reversed(originals):
         tensor.copy_(original)
 
 
 @contextmanager
 def note_replaced_buffers() -> Iterator[Buffers]:
-    """Find the buffers that modules replace in the block, which no operation shows."""
+    """Collect the buffers that modules replace by assignment in the block, which is no tensor operation."""
     replaced_buffers: Buffers = {}
 
     def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
@@ -366,11 +380,14 @@ def note_replaced_buffers() -> Iterator[Buffers]:
 
 @torch.no_grad()
 def restore_buffers(buffers: Buffers, *, write: bool = False) -> None:
-    """Put the buffers from before back; ``write`` copies the present values into them, which a graph can do."""
+    """Assign the previous buffers to their modules.
+
+    :param write: whether to copy the latest values into the previous buffers, so that a graph changes these in place.
+    """
     for (_, name), (holder, previous, latest) in buffers.items():
         if not isinstance(previous, Tensor) or previous.is_meta:
             continue
-        # A network that was called with the buffers of another has its own again.
+        # A module without the latest buffer, such as after functional_call, has its previous one already.
         if latest is not previous and holder.get(name) is latest:
             if write:
                 previous.copy_(holder[name])
@@ -378,8 +395,9 @@ def restore_buffers(buffers: Buffers, *, write: bool = False) -> None:
 
 
 def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
-    """Return the tensors that an operation changes; kernels of batch norm change statistics without saying so."""
+    """Return the tensors that an operation changes in place."""
     changed: list[object] = []
+    # The schema of batch norm does not say that it changes the running statistics.
     if "batch_norm" in str(func) and "backward" not in str(func):
         changed += args[3:5]
     if func._schema.is_mutable:
@@ -394,7 +412,11 @@ def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
 def _split_off_guards(
     module: GraphModule, constants: Sequence[Tensor], num_numbers: int, expected: Sequence[Tensor]
 ) -> Guards | None:
-    """Move the last results of a graph of constants, numbers and arguments to :class:`Guards`."""
+    """Move the guarded values, the last results of a graph, into a graph that computes them alone.
+
+    :param module: takes constants, numbers and arguments.
+    :param expected: the guarded values.
+    """
     if not expected:
         return None
     guards = copy.deepcopy(module)
@@ -402,7 +424,7 @@ def _split_off_guards(
     results = output.args[0]
     output.args = (results[: -len(expected)],)
     guarded = results[-len(expected) :]
-    # Constructors such as torch.FloatTensor([number]) hide what they read.
+    # A constructor such as torch.FloatTensor([number]) reads an input without an operation that could be a guard.
     if any(node.op == "placeholder" for node in guarded):
         raise UnrecordableError(VALUE_READ)
     for node in guarded:
@@ -410,7 +432,7 @@ def _split_off_guards(
     module.recompile()
     (output,) = guards.graph.find_nodes(op="output")
     output.args = (output.args[0][-len(expected) :],)
-    # Draws and changes of tensors are left to the graph of the loss.
+    # Draws and changes of tensors stay in the graph of the loss only.
     guards.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     inputs: list[Tensor | int] = []
     for position, node in enumerate(guards.graph.find_nodes(op="placeholder")):
@@ -425,7 +447,7 @@ def _split_off_guards(
 
 
 def _lift_constants(module: GraphModule) -> list[Tensor]:
-    """Turn the tensors in a graph into its first inputs, each once."""
+    """Turn the tensors that are stored in a graph into its first inputs, and return them, each once."""
     graph = module.graph
     first_node = next(iter(graph.nodes))
     lifted: dict[int, Node] = {}
@@ -452,14 +474,16 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
 def _fold_literals(
     device: torch.device, module: GraphModule, constants: list[Tensor]
 ) -> list[Tensor]:
-    """Compute once what depends on literals in host memory alone, and put it on a device, so that no step copies it.
+    """Evaluate operations on literals, tensors of Python numbers in host memory, and make the results constants.
+
+    Scalars among them go to the device, so that no step copies them there.
 
     :returns: the constants of the changed graph.
     """
     graph = module.graph
     graph.eliminate_dead_code()
     inputs_of_constants = graph.find_nodes(op="placeholder")[: len(constants)]
-    # The tensors that are still inputs, and those that are known from literals alone.
+    # The inputs that stay, with their tensors, and the nodes whose tensors depend on literals alone.
     constant_nodes: dict[Node, Tensor] = {}
     folded: dict[Node, Tensor] = {}
     for node, tensor in zip(inputs_of_constants, constants, strict=True):
@@ -490,7 +514,7 @@ def _fold_literals(
 
 
 def _is_pure(node: Node) -> bool:
-    """Return whether a node only computes, and nothing writes into its result."""
+    """Return whether an operation draws no noise and changes nothing, and no user of its result writes into it."""
     for operation in (node, *node.users):
         schema = getattr(operation.target, "_schema", None)
         if schema is None or schema.is_mutable:
