@@ -137,10 +137,12 @@ class _WithGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *parameters: Tensor) -> Tensor:
+        """Return the loss, and keep the gradients of the parameters for ``backward``."""
         ctx.gradients = gradients
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> Any:
+        """Return the gradients, scaled by the gradient of the loss."""
         return None, None, *scale_gradients(ctx.gradients, by_loss)

@@ -201,6 +201,7 @@ class Slot(NamedTuple):
 
 
 def _read_class(holder: type, key: str) -> Any:
+    """Return an attribute as it is stored in a class, where ``getattr`` would bind methods and search base classes."""
     return vars(holder)[key]
 
 

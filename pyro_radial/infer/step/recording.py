@@ -96,6 +96,7 @@ class RecordingHandler(Messenger):
         self.delta_log_densities: dict[str, Any] = {}
 
     def _pyro_sample(self, msg: Message) -> None:
+        """Note and replace the scale of a site, and note or check its observation."""
         scale = msg["scale"]
         if isinstance(scale, int | float) and scale not in (0, 1):
             self.site_scales.append(scale)

@@ -199,6 +199,7 @@ class _HostReads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
+        """Run an operation, note the sources of its results, and the values that Python reads by it."""
         kwargs = kwargs or {}
         if not is_capturing():
             return func(*args, **kwargs)
@@ -310,6 +311,7 @@ class ChangedTensors(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
+        """Copy the tensors that an operation is going to change, and run it."""
         kwargs = kwargs or {}
         for tensor in _changed_by(func, args, kwargs):
             if _memory(tensor) not in self._new_memory:

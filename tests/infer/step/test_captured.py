@@ -100,7 +100,7 @@ def test_only_arguments_that_change_are_copied(device):
     _, svi = made()
     for step in range(5):
         svi.step(X + step, Y)
-    assert svi.graphs.replays[0].captured._owned == [True, False]
+    assert svi.graphs.replays[0].captured._is_copied == [True, False]
     before = svi.graphs.replays[0].captured.captures
     # What was the same tensor until now is another one: another capture, and then no more.
     for _ in range(6):
