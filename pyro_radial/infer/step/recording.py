@@ -621,15 +621,15 @@ def _terms_of_graph(evaluation: LossEvaluation) -> Any:
 def _check_parameters_are_named(
     graph: Graph,
     gradient_leaves: Iterable[Tensor],
-    trained: Mapping[str, Tensor],
+    parameters_by_name: Mapping[str, Tensor],
     initial_state: State,
 ) -> None:
     """Raise an error if a tensor that no ``param`` statement names requires a gradient of the loss.
 
     :param gradient_leaves: the tensors that the gradient of the loss reaches.
-    :param trained: the parameters by name.
+    :param parameters_by_name: the parameters by name.
     """
-    unnamed_ids = set(map(id, graph.constants)) - set(map(id, trained.values()))
+    unnamed_ids = set(map(id, graph.constants)) - set(map(id, parameters_by_name.values()))
     for tensor in gradient_leaves:
         if id(tensor) in unnamed_ids:
             path = "a tensor"
