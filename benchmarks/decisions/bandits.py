@@ -47,7 +47,7 @@ from benchmarks.decisions._policies import (
     UniformPolicy,
 )
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
-from pyro_radial.functional import GaussianProcess, RegularizedKL
+from pyro_radial.functional import GaussianProcess, LinearizedKL
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
 FUNCTIONAL = "functional radial"
@@ -202,7 +202,7 @@ def policy_of(method: str, width: int, bandit: Bandit, task: Task, size: Size, s
     def points(batch: Tensor) -> Tensor:
         return rows[torch.randperm(len(rows))[: min(16, size.horizon)]].to(batch)
 
-    divergence = RegularizedKL(1e-2, factorize=True)
+    divergence = LinearizedKL(1e-2)
     loss = FunctionalELBO(
         prior_of(task), points, divergence=divergence, compare_at="measurement_points", num_functions=8
     )

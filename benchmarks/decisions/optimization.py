@@ -38,7 +38,7 @@ from benchmarks.decisions._surrogates import (
     thompson,
 )
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
-from pyro_radial.functional import GaussianProcess, RegularizedKL, UniformBox, init_to_prior
+from pyro_radial.functional import GaussianProcess, LinearizedKL, UniformBox, init_to_prior
 from pyro_radial.functional.gaussian import cholesky
 from pyro_radial.nn import likelihoods
 
@@ -265,7 +265,7 @@ def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surro
         options["loss"] = FunctionalELBO(
             prior,
             UniformBox(0.0, 1.0, size.points),
-            divergence=RegularizedKL(1e-3),
+            divergence=LinearizedKL(1e-3),
             compare_at="measurement_points",
             num_functions=size.functions,
         )

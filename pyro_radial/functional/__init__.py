@@ -3,12 +3,7 @@
 
 """Priors on functions instead of weights, and the loss, divergences and measurement points to train with."""
 
-from pyro_radial.functional.divergences import (
-    GaussianKL,
-    LinearizedKL,
-    RegularizedKL,
-    SteinKL,
-)
+from pyro_radial.functional.divergences import GaussianKL, LinearizedKL, SteinKL
 from pyro_radial.functional.elbo import FunctionalELBO
 from pyro_radial.functional.first_weights import init_to_prior
 from pyro_radial.functional.laplace import function_space_laplace
@@ -29,7 +24,6 @@ __all__ = [
     "ImplicitProcess",
     "LinearizedKL",
     "PosteriorProcess",
-    "RegularizedKL",
     "SteinKL",
     "UniformBox",
     "function_space_laplace",

@@ -71,13 +71,13 @@ class FunctionalELBO(TermsELBO):
 
         >>> from torch import nn
         >>> from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel
-        >>> from pyro_radial.functional import GaussianProcess, RegularizedKL, UniformBox
+        >>> from pyro_radial.functional import GaussianProcess, LinearizedKL, UniformBox
         >>> from pyro_radial.nn import likelihoods
         >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
         >>> model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=5, scale=0.1))
         >>> kernel = lambda a, b: torch.exp(-0.5 * (a - b.T) ** 2)
         >>> box = UniformBox([-2.0], [2.0], num_points=10)
-        >>> elbo = FunctionalELBO(GaussianProcess(kernel), box, divergence=RegularizedKL(1e-3), num_functions=50)
+        >>> elbo = FunctionalELBO(GaussianProcess(kernel), box, divergence=LinearizedKL(1e-3), num_functions=50)
         >>> elbo(model, AutoMeanField(model))(torch.randn(5, 1), torch.randn(5, 1)).backward()
         >>> sorted(elbo.terms.kl_by_site)
         ['f']

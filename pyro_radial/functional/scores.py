@@ -24,33 +24,6 @@ from pyro_radial.functional.priors.function_prior import check_finite
 ScoreEstimator = Callable[..., Tensor]
 
 
-class GaussianScore:
-    r"""The score of the normal distribution with the draws' mean m and covariance C.
-
-    .. math:: \hat s(f) = -c\, C^{-1} (f - m).
-
-    At values independent of the n draws in d dimensions, :math:`c = (n - d - 2) / (n - 1)` makes it unbiased for normal
-    draws (Hartlap, Simon and Schneider 2007, eq. 17, with :math:`n - 1` degrees of freedom for C). At the draws
-    themselves :math:`c = n / (n - 1)`, because each draw had a part in C. Then
-    :math:`\frac1n \sum_i \hat s(f_i) (f_i - m)^T = -I`, which is Stein's identity.
-
-    :raises ValueError: when called, naming ``samples``, for fewer than d + 3 draws, and for draws without a variance.
-
-    Example::
-
-        >>> draws = torch.randn(1000, 3)
-        >>> score = GaussianScore()(draws)
-        >>> torch.allclose((score * draws).sum(-1).mean(), torch.tensor(-3.0), atol=1e-4)
-        True
-    """
-
-    @torch.no_grad()
-    def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
-        """Return the estimated score ``[T, K]``."""
-        white = _whiten(samples, at)
-        return white.score(_gaussian_score(white, white.at, at is None), samples)
-
-
 class SteinScore:
     r"""Stein's identity solved by ridge regression around the normal distribution of the draws.
 
@@ -61,15 +34,23 @@ class SteinScore:
     .. math:: \hat s(z) = g(z) + \tfrac1\eta \big( h(z) - k(z, X) (K + \eta I)^{-1} h(X) \big), \qquad
         h(z) = -b(z) - k(z, X) g(X).
 
-    Here g is the score of :class:`GaussianScore`, which the kernel corrects for draws that are not normal. The kernel
-    is Gaussian with the median distance of white draws as its width.
+    Here g is the score of the normal distribution with the draws' mean m and covariance C,
+
+    .. math:: g(z) = -c\, C^{-1} (z - m),
+
+    which the kernel corrects for draws that are not normal. At values independent of the n draws in d dimensions,
+    :math:`c = (n - d - 2) / (n - 1)` makes g unbiased for normal draws. At the draws themselves it is
+    :math:`n / (n - 1)`, because each draw had a part in C. Then :math:`\frac1n \sum_i g(x_i) (x_i - m)^T = -I`, Stein's
+    identity. The kernel is Gaussian with the median distance of white draws as its width.
 
     Source: with :math:`g = 0` and at the draws this is the estimator of Li and Turner (2018), "Gradient estimators for
     implicit models", section 3; elsewhere the Tikhonov estimator of Zhou, Shi and Zhu (2020), "Nonparametric score
-    estimators", section 3, with a diagonal kernel. With :math:`g = 0` it misses most of the score in 60 dimensions.
+    estimators", section 3, with a diagonal kernel. With :math:`g = 0` it misses most of the score in 60 dimensions. For
+    c: Hartlap, Simon and Schneider (2007), eq. 17, with :math:`n - 1` degrees of freedom for C.
 
     :param float ridge: :math:`\rho`.
-    :raises ValueError: naming ``ridge``; when called, as :class:`GaussianScore`.
+    :raises ValueError: naming ``ridge``; when called, naming ``samples``, for fewer than d + 3 draws, and for draws
+        without a variance.
 
     Example::
 
@@ -121,7 +102,7 @@ class _White(NamedTuple):
 
 
 def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
-    """Return the score of the draws' normal distribution, white, and corrected as :class:`GaussianScore` says."""
+    """Return the score of the draws' normal distribution, white, and corrected as :class:`SteinScore` says."""
     num_samples, dim = white.samples.shape
     return -values * (num_samples if at_samples else num_samples - dim - 2) / (num_samples - 1)
 

@@ -133,7 +133,6 @@ ROWS = [
     ),
     Row("functional.GaussianProcess.moments", lambda: dict(x=X), on=process),
     Row("functional.GaussianKL"),
-    Row("functional.RegularizedKL", lambda: dict(gamma=0.1)),
     Row("functional.SteinKL"),
     Row("functional.LinearizedKL", takes=dict(gamma=("zero",))),
     *(
@@ -146,7 +145,6 @@ ROWS = [
         )
         for name, case, make in (
             ("GaussianKL", "", functional.GaussianKL),
-            ("GaussianKL", "regularized", lambda: functional.RegularizedKL(0.1)),
             ("SteinKL", "", functional.SteinKL),
         )
     ),
@@ -191,9 +189,7 @@ ROWS = [
     ),
     Row(
         "functional.FunctionalELBO",
-        lambda: dict(
-            prior=process(), measurement_points=box(), divergence=functional.RegularizedKL(0.1), num_functions=30
-        ),
+        lambda: dict(prior=process(), measurement_points=box(), divergence=functional.GaussianKL(), num_functions=30),
         dict(
             measurement_points=some(lambda x: x[:, 0], lambda x: x.expand(5, 2), lambda x: x * NAN),
         ),

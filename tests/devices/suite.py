@@ -44,7 +44,6 @@ from pyro_radial.continual import Coreset, train_stream
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.moments import center
 from pyro_radial.distributions.wrappers import to_like
-from pyro_radial.functional.scores import GaussianScore
 from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
@@ -470,10 +469,8 @@ def test_draws_of_functions(name):
 
 DIVERGENCES = {
     "GaussianKL": functional.GaussianKL,
-    "RegularizedKL": partial(functional.RegularizedKL, 0.1),
     "LinearizedKL": partial(functional.LinearizedKL, 0.1),
     "SteinKL": functional.SteinKL,
-    "SteinKL, GaussianScore": lambda: functional.SteinKL(GaussianScore()),
 }
 POINTS = {
     "UniformBox": lambda x: functional.UniformBox(-1.0, 1.0, 5),
@@ -482,9 +479,9 @@ POINTS = {
 
 
 def test_all_divergences_and_points_are_here():
-    kinds = {part for name in DIVERGENCES for part in name.split(", ")} | POINTS.keys()
+    kinds = DIVERGENCES.keys() | POINTS.keys()
     others = {*PROCESSES, "FunctionPrior", "FunctionalELBO", "function_space_laplace", "init_to_prior"}
-    assert kinds | others == {*functional.__all__, "GaussianScore"}
+    assert kinds | others == {*functional.__all__}
 
 
 def functional_case(device, divergence, points):
@@ -505,7 +502,7 @@ def test_functional_losses(divergence):
 
 @pytest.mark.parametrize("points", POINTS)
 def test_measurement_points(points):
-    assert_same(partial(functional_case, divergence="RegularizedKL", points=points))
+    assert_same(partial(functional_case, divergence="GaussianKL", points=points))
 
 
 def test_a_process_is_fitted_and_compared():

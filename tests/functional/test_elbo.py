@@ -23,7 +23,7 @@ from pyro_radial.functional import (
     GaussianKL,
     GaussianProcess,
     ImplicitProcess,
-    RegularizedKL,
+    LinearizedKL,
     UniformBox,
 )
 from pyro_radial.nn import likelihoods
@@ -145,7 +145,7 @@ class TestUse:
                     pyro.sample("y", dist.Normal(values, 1.0), obs=y)
 
             pyro.set_rng_seed(0)
-            elbo = self.elbo(function_site=site, divergence=RegularizedKL(0.1))
+            elbo = self.elbo(function_site=site, divergence=LinearizedKL(0.1))
             losses[site] = float(elbo(model, AutoMeanField(model))(self.data[0], self.data[1][:, 0]).detach())
             assert list(elbo.terms.kl_by_site) == [site]
         assert losses["f"] == losses["values"]

@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuideList, AutoMultivar
 from torch import nn
 
 from pyro_radial import AutoMeanField
-from pyro_radial.functional import FunctionalELBO, GaussianKL, GaussianProcess, LinearizedKL, RegularizedKL, SteinKL
+from pyro_radial.functional import FunctionalELBO, GaussianKL, GaussianProcess, LinearizedKL, SteinKL
 from pyro_radial.functional.guide_process import sites_led_to
 
 NUM_FEATURES, NUM_INPUTS, NOISE = 40, 6, 0.3
@@ -107,9 +107,13 @@ def covariance_of(guide):
     return scales.square().diag()
 
 
-DIVERGENCES = (GaussianKL(), RegularizedKL(1e-9), SteinKL(), LinearizedKL())
-# Each divergence once, and each guide once.
-CASES = list(zip(("AutoMultivariateNormal", "AutoNormal", "full", "AutoMeanField"), DIVERGENCES, strict=True))
+# Each guide once, and each divergence.
+CASES = [
+    ("AutoMultivariateNormal", GaussianKL()),
+    ("AutoNormal", LinearizedKL()),
+    ("full", SteinKL()),
+    ("AutoMeanField", LinearizedKL()),
+]
 
 
 @pytest.mark.parametrize(("name", "divergence"), CASES, ids=[f"{name}-{type(d).__name__}" for name, d in CASES])
@@ -137,8 +141,8 @@ def noisy_model(x, y=None):
 
 
 def functional_elbo(num_functions=50):
-    prior = GaussianProcess(lambda a, b: a @ b.T)
-    return FunctionalELBO(prior, divergence=RegularizedKL(0.01), num_functions=num_functions)
+    prior = GaussianProcess(lambda a, b: a @ b.T, noise=0.1)
+    return FunctionalELBO(prior, divergence=GaussianKL(), num_functions=num_functions)
 
 
 class TestSitesBesideTheFunction:

@@ -16,12 +16,10 @@ from pyro_radial.functional import (
     ImplicitProcess,
     LinearizedKL,
     PosteriorProcess,
-    RegularizedKL,
     SteinKL,
     UniformBox,
 )
-from pyro_radial.functional.scores import GaussianScore as GaussianScore
-from pyro_radial.functional.scores import SteinScore as SteinScore
+from pyro_radial.functional.scores import SteinScore
 from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
 from tests.helpers.divergences import MarginalKL
 
@@ -78,32 +76,15 @@ def marginal_kl():
 
 
 @program
-def regularized_kl():
-    return losses(RegularizedKL(0.01))
+def stein_kl_of_a_process():
+    return losses(SteinKL())
 
 
 @program
-def stein_kl():
-    return {
-        "stein": losses(SteinKL(SteinScore())),
-        "gaussian": losses(SteinKL(GaussianScore())),
-        "both estimated": losses(
-            SteinKL(GaussianScore(), num_prior_samples=30),
-            prior=ImplicitProcess(noisy_lines),
-            guide_types=(AutoMeanField,),
-        ),
-    }
-
-
-@program
-def score_estimators():
+def stein_score():
     torch.manual_seed(2)
     draws, points = torch.randn(20, 3), torch.randn(7, 3)
-    estimators = {
-        "stein": SteinScore(ridge=0.1),
-        "gaussian": GaussianScore(),
-    }
-    return {name: [estimate(draws), estimate(draws, points)] for name, estimate in estimators.items()}
+    return {"draws": SteinScore(ridge=0.1)(draws), "points": SteinScore(ridge=0.1)(draws, points)}
 
 
 @program

@@ -9,8 +9,8 @@ A divergence is a function of draws, points and a prior that returns a
 draws.
 """
 
-from pyro_radial.functional.divergences.gaussian import GaussianKL, RegularizedKL
+from pyro_radial.functional.divergences.gaussian import GaussianKL
 from pyro_radial.functional.divergences.process import LinearizedKL
 from pyro_radial.functional.divergences.stein import SteinKL
 
-__all__ = ["GaussianKL", "LinearizedKL", "RegularizedKL", "SteinKL"]
+__all__ = ["GaussianKL", "LinearizedKL", "SteinKL"]

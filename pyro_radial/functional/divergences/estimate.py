@@ -22,7 +22,7 @@ class DivergenceEstimate(NamedTuple):
 
 #: A function ``divergence(f, x, prior)`` of draws of function values ``[S, N, O]`` at points ``x``. The draws carry
 #: gradients to the parameters of their distribution, and count as draws of one vector of N O values, except in the
-#: factorized forms of ``GaussianKL`` and ``RegularizedKL``.
+#: factorized form of ``GaussianKL``.
 Divergence = Callable[[Tensor, Tensor, FunctionPrior], DivergenceEstimate]
 
 

@@ -10,14 +10,10 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
+from pyro_radial._pyro.checks import check_flag, positive_count
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
-from pyro_radial.functional.gaussian import cholesky, with_diagonal
-from pyro_radial.functional.priors.function_prior import (
-    FunctionPrior,
-    check_function_values,
-    check_prior,
-)
+from pyro_radial.functional.gaussian import cholesky
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_function_values
 
 # A value that earlier ones determine up to this share of its variance is determined by them; the rest is rounding.
 DETERMINED = 1e-12
@@ -79,75 +75,21 @@ class GaussianKL:
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """Return the divergence, as a surrogate and a value."""
         check_function_values(f, x)
-        check_prior(prior)
-        q = sampled_moments("f", f, self.factorize)
+        q = _sampled_moments(f, self.factorize)
         p = moments_of_prior(prior, x, f.shape[-1], self.factorize, self.num_prior_samples)
-        divergence = self._kl(q, p, len(x)).sum().to(f.dtype)
-        return DivergenceEstimate(divergence, divergence.detach())
-
-    def _kl(self, q: BlockMoments, p: BlockMoments, num_points: int) -> Tensor:
-        """Return the divergence of each block."""
-        if q.num_samples is not None and q.num_samples < q.dim + 1:
+        if len(f) < q.dim + 1:
             raise ValueError(
                 f"f must be at least {q.dim + 1} draws, one more than the {q.dim} values that are compared jointly, "
-                f"got {q.num_samples}; RegularizedKL needs only two"
+                f"got {len(f)}; LinearizedKL needs none"
             )
-        check_enough_of_prior(p)
         factor = torch.linalg.cholesky_ex(q.covariance).L
         if is_validation_enabled():
             _check_not_singular(q.covariance, factor)
-        return normal_kl(q, factor, p, cholesky(p.covariance))
+        return normal_kl(q, factor, p, cholesky(p.covariance), f.dtype)
 
 
-class RegularizedKL(GaussianKL):
-    r"""The KL divergence between the normal distributions of :class:`GaussianKL`, with noise added to both.
-
-    .. math:: KL\big( \mathcal N(m, S + \gamma N I)\ \|\ \mathcal N(\mu, K + \gamma N I) \big)
-
-    for N points. It is finite where the divergence of functions is infinite, as for most networks and Gaussian
-    processes, and with fewer draws than values. As N grows it converges to a divergence between the distributions of
-    functions, and as :math:`\gamma \to 0` to :class:`GaussianKL`.
-
-    The corrections for sampled moments are right in the first order of 1/n: with :math:`A = (C + \gamma N I)^{-1}` for
-    a sampled covariance C, the log-determinant is corrected by D for :math:`d = \operatorname{tr} A C`, and the inverse
-    covariance of a prior becomes :math:`A - (W^2 + W \operatorname{tr} W) A / \nu` with :math:`W = A C`.
-
-    Source: Cinquin and Bamler (2025), "Well-Defined Function-Space Variational Inference in Bayesian Neural Networks
-    via Regularized KL-Divergence" (arXiv 2406.04317), section 4. They know the moments of linearized networks and need
-    no correction.
-
-    :param float gamma: the variance of the noise per point, in squared units of the function values.
-    :param bool factorize: as in :class:`GaussianKL`.
-    :param int num_prior_samples: draws of a prior that is not Gaussian.
-    :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> from pyro.contrib.gp.kernels import RBF
-        >>> from pyro_radial.functional import GaussianProcess
-        >>> x, prior = torch.linspace(0, 1, 40).unsqueeze(-1), GaussianProcess(RBF(1))
-        >>> f = torch.randn(30, 1, 1) * x  # straight lines: singular, and fewer than points
-        >>> bool(RegularizedKL(gamma=1e-3)(f, x, prior).value.isfinite())
-        True
-    """
-
-    def __init__(
-        self, gamma: float, factorize: bool = False, num_prior_samples: int = 1000
-    ) -> None:
-        super().__init__(factorize, num_prior_samples)
-        self.gamma = positive_float("gamma", gamma)
-
-    def _kl(self, q: BlockMoments, p: BlockMoments, num_points: int) -> Tensor:
-        noise = self.gamma * num_points
-        factor_q = torch.linalg.cholesky_ex(with_diagonal(q.covariance, noise)).L
-        factor_p = torch.linalg.cholesky_ex(with_diagonal(p.covariance, noise)).L
-        return normal_kl(q, factor_q, p, factor_p, noise)
-
-
-def sampled_moments(argument: str, f: Tensor, factorize: bool) -> BlockMoments:
+def _sampled_moments(f: Tensor, factorize: bool) -> BlockMoments:
     """Return the moments of draws ``[S, N, O]``: a block of values for each output if factorized, else one block."""
-    if len(f) < 2:
-        raise ValueError(f"{argument} must be at least two draws, got {len(f)}")
     by_output = f.double().permute(2, 0, 1)
     blocks = by_output if factorize else by_output.transpose(0, 1).flatten(1).unsqueeze(0)
     mean = blocks.mean(-2)
@@ -168,29 +110,28 @@ def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> BlockMom
 def moments_of_prior(
     prior: FunctionPrior, x: Tensor, num_outputs: int, factorize: bool, num_prior_samples: int
 ) -> BlockMoments:
-    """Return the moments of a Gaussian prior, or those of draws of any other prior."""
+    """Return the moments of a Gaussian prior, or those of draws of any other prior.
+
+    :raises ValueError: for too few draws of a prior to correct their moments.
+    """
     try:
         return known_moments(*prior.moments(x, num_outputs), factorize)
     except NotImplementedError:
-        return sampled_moments(
-            "num_prior_samples", prior.sample(x, num_prior_samples, num_outputs), factorize
-        )
-
-
-def check_enough_of_prior(p: BlockMoments) -> None:
-    """Raise a ValueError for too few draws of a prior to correct their moments."""
-    if p.num_samples is not None and p.num_samples < p.dim + 3:
+        p = _sampled_moments(prior.sample(x, num_prior_samples, num_outputs), factorize)
+    if num_prior_samples < p.dim + 3:
         raise ValueError(
-            f"num_prior_samples must be at least {p.dim + 3} for {p.dim} values, got {p.num_samples}"
+            f"num_prior_samples must be at least {p.dim + 3} for {p.dim} values, got {num_prior_samples}"
         )
+    return p
 
 
 def normal_kl(
-    q: BlockMoments, factor_q: Tensor, p: BlockMoments, factor_p: Tensor, noise: float = 0.0
-) -> Tensor:
-    """Return the KL divergence of each block, ``[B]``, corrected for sampled moments.
+    q: BlockMoments, factor_q: Tensor, p: BlockMoments, factor_p: Tensor, dtype: torch.dtype
+) -> DivergenceEstimate:
+    """Return the sum of the KL divergences of blocks, corrected for sampled moments, in a dtype.
 
-    The values of both have independent noise of a variance, which only the Cholesky factors contain.
+    :param factor_q: the Cholesky factor of the covariance of q.
+    :param factor_p: the Cholesky factor of the covariance of p, with any noise that is to be added.
     """
     inverse = torch.cholesky_inverse(factor_p)
     constant: Tensor | float = 0.0
@@ -207,10 +148,11 @@ def normal_kl(
         constant = explained / p.num_samples
         inverse = _unbiased_inverse(inverse, p.covariance, p.num_samples)
     trace = _trace_of_product(inverse, q) * (1.0 - spread_of_mean)
-    trace = trace + noise * inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
     gap = (q.mean - p.mean).unsqueeze(-1)
     distance = (gap.mT @ inverse @ gap).squeeze((-2, -1)) - constant
-    return 0.5 * (trace + distance - q.dim + log_det_p - log_det_q)
+    by_block = 0.5 * (trace + distance - q.dim + log_det_p - log_det_q)
+    divergence = by_block.sum().to(dtype)
+    return DivergenceEstimate(divergence, divergence.detach())
 
 
 def _mean_log_det_error(num_samples: int, dim: Tensor) -> Tensor:
@@ -230,9 +172,9 @@ def _sum_of_digamma(z: Tensor) -> Tensor:
 
 def _unbiased_inverse(inverse: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
     """Return the inverse of a sampled covariance, corrected to the first order with noise, and unbiased without."""
-    share = inverse @ covariance
-    trace = share.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    return inverse - (share @ share + trace * share) @ inverse / (num_samples - 1)
+    product = inverse @ covariance
+    trace = product.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return inverse - (product @ product + trace * product) @ inverse / (num_samples - 1)
 
 
 def _trace_of_product(matrix: Tensor, moments: BlockMoments) -> Tensor:
@@ -249,5 +191,5 @@ def _check_not_singular(covariance: Tensor, factor: Tensor) -> None:
     if not bool((pivots > DETERMINED * variances).all()):
         raise ValueError(
             "f must not have a singular covariance, got fewer degrees of freedom than points, or NaN: its divergence "
-            "is infinite. RegularizedKL is finite, and so is the divergence of f with noise, from a prior with noise"
+            "is infinite. LinearizedKL with a gamma is finite, and so is the divergence from a prior with noise"
         )

@@ -12,13 +12,12 @@ from pyro_radial.functional.divergences.estimate import (
     ProcessDivergence,
 )
 from pyro_radial.functional.divergences.gaussian import (
-    check_enough_of_prior,
     known_moments,
     moments_of_prior,
     normal_kl,
 )
 from pyro_radial.functional.gaussian import JITTER, cholesky, with_diagonal
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points
 
 MIN_VARIANCE = 1e-6  # of function values
 
@@ -70,7 +69,6 @@ class LinearizedKL(ProcessDivergence):
     ) -> DivergenceEstimate:
         """Return the divergence, as a surrogate and a value in the dtype of the points."""
         check_points(x)
-        check_prior(prior)
         if not hasattr(process, "moments"):
             raise ValueError(
                 f"process must have a method moments(), as PosteriorProcess has, got {process!r}"
@@ -79,7 +77,6 @@ class LinearizedKL(ProcessDivergence):
         noise = self.gamma * len(x)
         q = known_moments(mean, with_diagonal(covariance, noise + prior.noise**2), factorize=True)
         p = moments_of_prior(prior, x, mean.shape[-1], True, self.num_prior_samples)
-        check_enough_of_prior(p)
         factor_p = cholesky(with_diagonal(p.covariance, noise), JITTER)
         try:
             factor = cholesky(q.covariance, JITTER)
@@ -88,14 +85,13 @@ class LinearizedKL(ProcessDivergence):
                 f"the process must have a covariance with a Cholesky factor at {len(x)} points, got none: give "
                 "LinearizedKL a gamma, or the prior noise"
             ) from error
-        divergence = normal_kl(q, factor, p, factor_p).sum().to(x.dtype)
-        return DivergenceEstimate(divergence, divergence.detach())
+        return normal_kl(q, factor, p, factor_p, x.dtype)
 
 
 def kl_of_marginals(moments: tuple[Tensor, Tensor], prior_moments: tuple[Tensor, Tensor]) -> Tensor:
     """Return the sum of the KL divergences between normals with means and variances ``[N, O]``, in float64."""
-    mean, variance = (part.double() for part in moments)
-    prior_mean, prior_variance = (part.double() for part in prior_moments)
+    mean, variance = (moment.double() for moment in moments)
+    prior_mean, prior_variance = (moment.double() for moment in prior_moments)
     prior_variance = prior_variance.clamp_min(MIN_VARIANCE)
     ratio = variance.clamp_min(MIN_VARIANCE) / prior_variance
     gap = (mean - prior_mean).square()

@@ -3,18 +3,12 @@
 
 """The gradient of the KL divergence, from the scores of both distributions."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_types, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
-from pyro_radial.functional.priors.function_prior import (
-    FunctionPrior,
-    check_function_values,
-    check_prior,
-)
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_function_values
 from pyro_radial.functional.scores import ScoreEstimator, SteinScore
 
 
@@ -53,13 +47,11 @@ class SteinKL:
         self, estimator: ScoreEstimator | None = None, num_prior_samples: int = 500
     ) -> None:
         self.estimator: ScoreEstimator = SteinScore() if estimator is None else estimator
-        check_types(Callable, estimator=self.estimator)
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """Return the surrogate; the value is None."""
         check_function_values(f, x)
-        check_prior(prior)
         values = f.detach().double()
         with torch.no_grad():
             score = self.estimator(values.flatten(1)).view_as(values) - self._prior_score(
