@@ -20,6 +20,7 @@ from pyro_radial.functional.divergences.estimate import (
     DivergenceEstimate,
     ProcessDivergence,
 )
+from pyro_radial.functional.divergences.process import LinearizedKL
 from pyro_radial.functional.divergences.stein import SteinKL
 from pyro_radial.functional.guide_process import GuideProcess, sites_led_to
 from pyro_radial.functional.measurement_points import MeasurementPoints
@@ -57,7 +58,9 @@ class FunctionalELBO(TermsELBO):
     :param FunctionPrior prior: a prior on functions, such as :class:`~pyro_radial.functional.GaussianProcess`.
     :param measurement_points: a function of the call's inputs that returns further points, such as
         :class:`~pyro_radial.functional.UniformBox`, or None for the inputs alone.
-    :param divergence: one of :mod:`pyro_radial.functional.divergences`, by default ``SteinKL()``.
+    :param divergence: one of :mod:`pyro_radial.functional.divergences`. By default the first loss chooses
+        ``LinearizedKL()`` if the guide draws each site of the function from a distribution with a known mean and
+        covariance, or as a part of one normal vector, and ``SteinKL()`` for other guides, known by their draws.
     :param compare_at: "both" for inputs and measurement points, "measurement_points" for these alone.
     :param float weight_space_kl: the weight of the KL of these weights to their own prior, whatever ``kl_weight``.
     :param str function_site: the deterministic site of the function values; the model must run on inputs alone too.
@@ -107,10 +110,9 @@ class FunctionalELBO(TermsELBO):
             **kwargs,
         )
         check_prior(prior)
-        self.divergence: Divergence | ProcessDivergence = (
-            SteinKL() if divergence is None else divergence
-        )
-        check_types(Callable, divergence=self.divergence)
+        self.divergence: Divergence | ProcessDivergence | None = divergence
+        if divergence is not None:
+            check_types(Callable, divergence=divergence)
         check_types(str, function_site=function_site)
         check_types(Callable | None, measurement_points=measurement_points)
         if compare_at not in PLACES:
@@ -122,8 +124,9 @@ class FunctionalELBO(TermsELBO):
         self.compare_at = compare_at
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.function_site = function_site
-        # The sites that the function depends on are found once, like the nesting of plates, and without random numbers
-        # of the loss, so that the first loss draws the same as any other.
+        # The default divergence and the sites that the function depends on are found once, like the nesting of plates,
+        # and without random numbers of the loss, so that the first loss draws the same as any other.
+        self._default_divergence: Divergence | ProcessDivergence | None = None
         self._beside_function: frozenset[str] | None = None
         self._structures: dict[tuple[object, ...], Structure] = {}
 
@@ -132,7 +135,10 @@ class FunctionalELBO(TermsELBO):
         x = _inputs(run.args)
         values = self._values(run.model_trace, len(x))
         functions: Tensor | GuideProcess = values
-        if isinstance(self.divergence, ProcessDivergence):
+        divergence = self.divergence
+        if divergence is None:
+            divergence = self._choose_divergence(run, x)
+        if isinstance(divergence, ProcessDivergence):
             functions = GuideProcess(run, self.function_site, self._structures)
         else:
             for name, latent in run.guide_trace.iter_stochastic_nodes():
@@ -145,15 +151,24 @@ class FunctionalELBO(TermsELBO):
         if self.measurement_points is not None:
             further = self._further_points(self.measurement_points, x)
             functions, points = self._with_further(functions, x, further, run)
-        estimate = self._divergence(functions, points)
+        estimate = self._estimate(divergence, functions, points)
         value = 0.0 if estimate.value is None else estimate.value
         # The value of one, the gradient of the other; summed over the particles as all terms are.
-        divergence = value + estimate.surrogate - estimate.surrogate.detach()
-        kls = {self.function_site: self.num_particles * divergence}
+        differentiable = value + estimate.surrogate - estimate.surrogate.detach()
+        kls = {self.function_site: self.num_particles * differentiable}
         kls |= self._site_kls(run, lambda name: name in beside)
         if not self.weight_space_kl:
             return kls, {}
         return kls, self._site_kls(run, lambda name: name not in beside)
+
+    def _choose_divergence(self, run: Run, x: Tensor) -> Divergence | ProcessDivergence:
+        """Return the default divergence, for a guide with known moments or for one known by draws."""
+        if self._default_divergence is None:
+            process = GuideProcess(run, self.function_site, self._structures)
+            with seeded(0, x.device):
+                is_known = process.has_moments(x)
+            self._default_divergence = LinearizedKL() if is_known else SteinKL()
+        return self._default_divergence
 
     def _further_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
         """Return the measurement points of a batch, or raise a ValueError for points that do not fit."""
@@ -199,7 +214,9 @@ class FunctionalELBO(TermsELBO):
             )
         return value.reshape(self.num_particles, num_points, -1)
 
-    def _divergence(self, functions: Any, points: Tensor) -> DivergenceEstimate:
+    def _estimate(
+        self, divergence: Divergence | ProcessDivergence, functions: Any, points: Tensor
+    ) -> DivergenceEstimate:
         """Return the divergence, or raise a ValueError that names the site.
 
         Functions that are drawn get the prior's noise first, since the prior's own function values have it.
@@ -207,7 +224,7 @@ class FunctionalELBO(TermsELBO):
         if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
         try:
-            estimate = self.divergence(functions, points, self.prior)
+            estimate = divergence(functions, points, self.prior)
         except ValueError as error:
             raise ValueError(
                 f"the divergence refuses site '{self.function_site}', with values at {len(points)} points of "

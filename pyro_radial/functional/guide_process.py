@@ -36,6 +36,7 @@ class GuideProcess:
         self, run: Run, function_site: str, structures: dict[tuple[object, ...], Structure]
     ) -> None:
         mean: dict[str, Tensor] = {}
+        draws: dict[str, Tensor] = {}
         blocks: list[CovarianceBlock] = []
         for means, block in _joint_posteriors(run.model_trace, run.guide_trace):
             mean |= means
@@ -45,9 +46,13 @@ class GuideProcess:
                 continue
             distribution = _posterior(name, site, run.guide_trace)
             moments = None if distribution is None else moments_of_site(name, distribution)
-            if moments is not None:
-                mean[name], block = moments
-                blocks.append(block)
+            if moments is None:
+                draws[name] = _first_draw(site)
+                continue
+            mean[name], block = moments
+            blocks.append(block)
+        #: A draw of each site without moments.
+        self._draws = draws
         self._model = run.model_in_full_precision
         self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
 
@@ -61,10 +66,26 @@ class GuideProcess:
         with evaluating(self._model):
             return self._linearization.moments(x)
 
+    def has_moments(self, x: Tensor) -> bool:
+        """Return whether all sites that the function depends on have a mean and a covariance."""
+        linearization = self._linearization
+        with evaluating(self._model):
+            sites, sites_left_out = linearization.function.dependence(
+                {**self._draws, **linearization.mean}, x[:1]
+            )
+        return not sites_left_out and linearization.mean.keys() >= set(sites)
+
     def sites(self, x: Tensor) -> frozenset[str]:
         """Return the sites that the function depends on."""
         with evaluating(self._model):
             return frozenset(self._linearization.structure(x).sites)
+
+
+def _first_draw(site: Node) -> Tensor:
+    """Return the value of a model's site for the first of the particles."""
+    prior: Any = own_distribution(site)
+    draw: Tensor = site["value"].reshape(-1, *prior.batch_shape, *prior.event_shape)[0]
+    return draw
 
 
 def _posterior(name: str, site: Node, guide_trace: Trace) -> Any:

@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI
+from pyro.infer.autoguide import AutoIAFNormal, AutoLowRankMultivariateNormal
 from torch import nn
 
 from pyro_radial import (
@@ -24,6 +25,7 @@ from pyro_radial.functional import (
     GaussianProcess,
     ImplicitProcess,
     LinearizedKL,
+    SteinKL,
     UniformBox,
 )
 from pyro_radial.nn import likelihoods
@@ -151,6 +153,35 @@ class TestUse:
         assert losses["f"] == losses["values"]
 
 
+def mixture():
+    """A prior of weights that has no mean in closed form, and so no center."""
+    return dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Normal(0.0, torch.tensor([0.1, 1.0])))
+
+
+@pytest.mark.parametrize(
+    ("guide_type", "prior", "expected"),
+    [
+        (AutoMeanField, None, LinearizedKL),
+        (AutoLowRankMultivariateNormal, None, LinearizedKL),
+        (AutoIAFNormal, None, SteinKL),
+        (AutoIAFNormal, mixture(), SteinKL),
+    ],
+)
+def test_the_default_divergence_is_linearized_where_the_guide_has_moments(guide_type, prior, expected):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    model = SupervisedModel(BayesianModule(net, prior or dist.Normal(0.0, 1.0)), likelihoods.Gaussian(scale=0.5))
+    x, y = torch.randn(6, 2), torch.randn(6, 1)
+    guide = guide_type(model)
+    guide(x, y)
+    losses = []
+    for divergence in (None, expected()):
+        elbo = FunctionalELBO(GaussianProcess(smooth, noise=0.1), divergence=divergence, num_functions=20)
+        pyro.set_rng_seed(1)
+        losses.append([elbo.differentiable_loss(model, guide, x, y) for _ in range(2)])
+    assert torch.equal(torch.stack(losses[0]), torch.stack(losses[1]))
+
+
 class TestBadInput:
     def test_a_model_without_the_site_is_told_what_to_record(self):
         def model(x, y=None):
@@ -187,7 +218,7 @@ class TestBadInput:
             ),
             (
                 GaussianProcess(smooth),
-                {"num_functions": 10},
+                {"num_functions": 10, "divergence": SteinKL()},
                 r"num_functions = 10 functions: samples must be at least 11",
             ),
             (GaussianProcess(smooth), {"measurement_points": UniformBox([0.0] * 2, [1.0] * 2, 4)}, r"\[2\]"),

@@ -24,7 +24,7 @@ from pyro_radial import (
     SupervisedModel,
     TermsELBO,
 )
-from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
+from pyro_radial.functional import GaussianKL, GaussianProcess, SteinKL, UniformBox
 from pyro_radial.nn import likelihoods
 
 ROWS, NUM_DATA = 16, 100
@@ -131,6 +131,7 @@ PROGRAMS: dict[str, Callable[[int], Program]] = {
     "pyro.param and subsampling": by_hand,
     "PriorChain, normal": partial(chain, "normal"),
     "PriorChain, exact": partial(chain, "exact"),
-    "FunctionalELBO, SteinKL": partial(functional, None, AutoRadial),
+    "FunctionalELBO": partial(functional, None, AutoRadial),
+    "FunctionalELBO, SteinKL": partial(functional, SteinKL(), AutoRadial),
     "FunctionalELBO, GaussianKL, AutoMultivariateNormal": partial(functional, GaussianKL(), AutoMultivariateNormal),
 }

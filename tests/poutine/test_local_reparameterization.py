@@ -23,7 +23,7 @@ from pyro_radial import (
     TermsELBO,
 )
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.functional import GaussianProcess
+from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import priors
 from pyro_radial.poutine import local_reparameterization
@@ -57,7 +57,8 @@ def test_a_sampled_kl_is_refused_by_name(loss):
 
 def test_functional_elbo_is_refused_by_name():
     model = regression(nn.Linear(3, 1))
-    elbo = FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b))), num_functions=20)
+    prior = GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b)))
+    elbo = FunctionalELBO(prior, divergence=GaussianKL(), num_functions=20)
     with pytest.raises(ValueError, match=r"guide must draw whole functions.*'weight'"):
         elbo(model, AutoMeanField(model))(X, Y[:, :1])
 
