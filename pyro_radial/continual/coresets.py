@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_types, positive_count, positive_float, random_seed
+from pyro_radial._pyro.checks import positive_count, positive_float, random_seed
 from pyro_radial.continual.streams import Pair, Task
 from pyro_radial.infer.data import check_inputs, num_rows, take
 
@@ -27,7 +27,6 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     :returns: the indices of the rows in ascending order, int64, on the CPU.
     :raises ValueError: naming the argument that does not fit.
     """
-    check_types(Tensor, x=x)
     check_inputs(x, "x")
     random_seed("seed", seed, bits=64)
     if positive_count("size", size) >= len(x):
@@ -60,9 +59,9 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
             f"index must not hold a row twice, got {len(index)} with {len(different)} different rows"
         )
     index = index.long().cpu()
-    is_left = torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False)
-    rest = is_left.nonzero()[:, 0]
-    return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
+    is_other = torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False)
+    other_index = is_other.nonzero()[:, 0]
+    return (take(x, index), take(y, index)), (take(x, other_index), take(y, other_index))
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,6 @@ class Coreset:
 
     def __post_init__(self) -> None:
         positive_count("size", self.size)
-        check_types(Callable, choose=self.choose)
-        check_types(Mapping, fit_options=self.fit_options)
         if self.use not in USES:
             raise ValueError(f"use must be one of {USES}, got {self.use!r}")
         allowed = INPUTS if self.use == "functions" else INPUTS[:1]
@@ -136,7 +133,7 @@ class Coreset:
         object.__setattr__(self, "max_points", positive_count("max_points", max_points))
 
 
-class KeptOfTask(nn.Module):
+class StoredCoreset(nn.Module):
     """What is kept of a task: its head, and inputs and targets, which have no rows if they are not kept."""
 
     head: Tensor
@@ -157,44 +154,45 @@ class KeptOfTask(nn.Module):
         return "inputs" if len(self.x) else "the head alone"
 
 
-class KeptRows(nn.ModuleList):
+class StoredCoresets(nn.ModuleList):
     """What a chain keeps of its tasks, in their order. Loading a state adds and removes tasks to match the state."""
 
     @property
-    def tasks(self) -> list[KeptOfTask]:
+    def tasks(self) -> list[StoredCoreset]:
         """What is kept of each task."""
-        return cast(list[KeptOfTask], list(self))
+        return cast(list[StoredCoreset], list(self))
 
     def labeled(self, numbers: slice) -> Pair:
         """Return the kept rows of tasks with their labels, one task after another."""
-        kept = self.tasks[numbers]
-        return torch.cat([rows.x for rows in kept]), torch.cat([rows.y for rows in kept])
+        coresets = self.tasks[numbers]
+        x = torch.cat([coreset.x for coreset in coresets])
+        return x, torch.cat([coreset.y for coreset in coresets])
 
     def inputs_by_head(self, task: Task) -> dict[int, Tensor]:
         """Return the kept inputs by the heads of their tasks; those under the head of ``task`` must be like its own."""
         inputs: dict[int, list[Tensor]] = {}
-        for kept in self.tasks:
-            head = int(kept.head)
-            inputs.setdefault(head, []).append(kept.x)
-            if head == task.head and kept.x.shape[1:] != task.train[0].shape[1:]:
+        for coreset in self.tasks:
+            head = int(coreset.head)
+            inputs.setdefault(head, []).append(coreset.x)
+            if head == task.head and coreset.x.shape[1:] != task.train[0].shape[1:]:
                 raise ValueError(
                     f"inputs of task {task.name!r} must have the shape of those that coreset keeps under head "
-                    f"{task.head}, {list(kept.x.shape[1:])}, got {list(task.train[0].shape[1:])}"
+                    f"{task.head}, {list(coreset.x.shape[1:])}, got {list(task.train[0].shape[1:])}"
                 )
-        return {head: torch.cat(parts) for head, parts in inputs.items()}
+        return {head: torch.cat(of_tasks) for head, of_tasks in inputs.items()}
 
     def check(self, coreset: Coreset | None, learned: Sequence[str]) -> None:
         """Raise a ValueError that names a task of which something else is kept than a coreset keeps."""
-        given = "nothing"
+        kind = "nothing"
         if coreset is not None and coreset.use == "labels":
-            given = "rows with labels"
+            kind = "rows with labels"
         elif coreset is not None:
-            given = "inputs" if coreset.inputs == "kept" else "the head alone"
+            kind = "inputs" if coreset.inputs == "kept" else "the head alone"
         for number, name in enumerate(learned):
-            kept = self.tasks[number].kind if number < len(self) else "nothing"
-            if kept != given:
+            stored_kind = self.tasks[number].kind if number < len(self) else "nothing"
+            if stored_kind != kind:
                 raise ValueError(
-                    f"coreset must keep {kept}, as the chain does of task {name!r}, got {given}"
+                    f"coreset must keep {stored_kind}, as the chain does of task {name!r}, got {kind}"
                 )
         if len(self) > len(learned):
             raise ValueError(
@@ -212,24 +210,24 @@ class KeptRows(nn.ModuleList):
                 saved.setdefault(number, {})[name] = torch.empty_like(tensor)
         del self[:]
         for number in sorted(saved, key=int):
-            self.append(KeptOfTask(**saved[number]))
+            self.append(StoredCoreset(**saved[number]))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def keep(coreset: Coreset, task: Task, seed: int) -> tuple[KeptOfTask, Pair]:
+def store_coreset(coreset: Coreset, task: Task, seed: int) -> tuple[StoredCoreset, Pair]:
     """Choose what to keep of a task, and return it with the rows to learn from."""
     x, y = task.train
-    rest = task.train
+    rows = task.train
     if coreset.inputs == "kept":
-        x, y, rest = choose(coreset, task, seed)
+        x, y, rows = choose_inputs(coreset, task, seed)
     else:
         x = x[:0]
     if coreset.use == "functions":
         y = y[:0]
-    return KeptOfTask(torch.tensor(task.head), x.detach().clone(), y.clone()), rest
+    return StoredCoreset(torch.tensor(task.head), x.detach().clone(), y.clone()), rows
 
 
-def choose(coreset: Coreset, task: Task, seed: int) -> tuple[Tensor, Tensor, Pair]:
+def choose_inputs(coreset: Coreset, task: Task, seed: int) -> tuple[Tensor, Tensor, Pair]:
     """Choose inputs of a task, and return them, with their targets if they are rows, and the rows to learn from."""
     x, y = task.train
     size = coreset.size
@@ -237,13 +235,13 @@ def choose(coreset: Coreset, task: Task, seed: int) -> tuple[Tensor, Tensor, Pai
         raise ValueError(
             f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {size}"
         )
-    chosen = coreset.choose(x, size, seed=seed)
-    if coreset.use == "labels" or not chosen.is_floating_point():
-        kept, rest = split_coreset(task.train, chosen)
-        return *kept, rest
-    if len(chosen) != size or chosen.shape[1:] != x.shape[1:] or not bool(chosen.isfinite().all()):
+    choice = coreset.choose(x, size, seed=seed)
+    if coreset.use == "labels" or not choice.is_floating_point():
+        coreset_rows, other_rows = split_coreset(task.train, choice)
+        return *coreset_rows, other_rows
+    if len(choice) != size or choice.shape[1:] != x.shape[1:] or not bool(choice.isfinite().all()):
         raise ValueError(
             f"choose must return {size} indices or finite inputs of shape {list(x.shape[1:])} for task "
-            f"{task.name!r}, got {list(chosen.shape)}"
+            f"{task.name!r}, got {list(choice.shape)}"
         )
-    return chosen.to(x), y[:0], task.train
+    return choice.to(x), y[:0], task.train

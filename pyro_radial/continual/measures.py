@@ -77,7 +77,7 @@ class AccuracyMatrix:
         """
         more = len(names) - len(self.names)
         values = pad(self.values, (0, more, 0, more), value=math.nan)
-        baseline = pad(self._untrained, (0, more), value=math.nan)
+        baseline = None if self.baseline is None else pad(self.baseline, (0, more), value=math.nan)
         return AccuracyMatrix(values, tuple(names), baseline)
 
     def with_next(self, i: int, accuracy: float, baseline: float) -> AccuracyMatrix:
@@ -168,8 +168,8 @@ class AccuracyMatrix:
         :raises ValueError: with one task only, or if a task is not learned.
         """
         self._need_two_tasks("forgetting")
-        before = torch.ones_like(self.values, dtype=torch.bool).triu(1)
-        best = self.values.masked_fill(before, -math.inf)[:-1].max(0).values
+        is_before_learning = torch.ones_like(self.values, dtype=torch.bool).triu(1)
+        best = self.values.masked_fill(is_before_learning, -math.inf)[:-1].max(0).values
         return float((best - self.values[-1])[:-1].mean())
 
     @property
@@ -186,9 +186,9 @@ class AccuracyMatrix:
             )
         self._need_rows(0)
 
-    def _need_rows(self, first: int) -> None:
+    def _need_rows(self, start: int) -> None:
         """Raise an error if this row or a later one of the matrix is not measured."""
-        for i in range(first, len(self.names)):
+        for i in range(start, len(self.names)):
             if self.values[i].isnan().all():
                 raise ValueError(
                     f"values: row {i}, after learning {self.names[i]!r}, must be measured, got NaN"

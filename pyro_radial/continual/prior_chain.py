@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, biject_to
 from torch.distributions.constraints import Constraint
 
-from pyro_radial._pyro.checks import check_flag, check_items, check_types, positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial._pyro.types import Node
-from pyro_radial.continual.coresets import KeptRows
+from pyro_radial.continual.coresets import StoredCoresets
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import match_moments, moments
 from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
@@ -134,10 +134,10 @@ class PriorChain(UnderPriors):
             raise ValueError(f"weight must be 1.0 with form='exact', got {weight}")
         self.chained = StoredDistributions()
         #: What a coreset keeps of each task of a stream.
-        self.kept = KeptRows()
+        self.coresets = StoredCoresets()
         self._compared: set[str] = set()
         # Names that were given as they are: a run of the model shows whether it has such sites.
-        self._given: set[str] = set()
+        self._unchecked_names: set[str] = set()
         # The plates of each observed site.
         self._observed: set[frozenset[Any]] = set()
         self.register_load_state_dict_post_hook(_report_unknown_sites)
@@ -152,15 +152,7 @@ class PriorChain(UnderPriors):
 
     def priors(self) -> SwapPriorMessenger:
         """Return the handler that gives sites their chained priors; it refuses a site of another shape or support."""
-        return SwapPriorMessenger(self.prior, self._compared, self._given, self._observed)
-
-    def model_state(self) -> dict[str, Any]:
-        """Return the model's own part of ``state_dict()``, which has the same shapes after each task."""
-        state: dict[str, Any] = {}
-        for name, value in self.state_dict().items():
-            if not name.startswith(("chained.", "kept.")):
-                state[name] = value
-        return state
+        return SwapPriorMessenger(self.prior, self._compared, self._unchecked_names, self._observed)
 
     def guide(
         self, guide_type: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any
@@ -173,7 +165,6 @@ class PriorChain(UnderPriors):
         :param kwargs: other arguments of the guide.
         :returns: ``guide_type(chain, **kwargs)``.
         """
-        check_flag("reset_scales", reset_scales)
         if not callable(guide_type) or isinstance(guide_type, nn.Module):
             raise ValueError(
                 f"guide_type must be a guide class or a function of a model, got {guide_type!r}"
@@ -186,12 +177,11 @@ class PriorChain(UnderPriors):
         if start and takes_init and not hasattr(guide_type, "start_at"):
             kwargs.setdefault("init_loc_fn", partial(_init_to_distributions, start))
         guide = guide_type(self, **kwargs)
-        check_types(Callable, **{"guide_type(chain)": guide})
         if isinstance(guide, PyroModule) and not isinstance(guide, UniquelyNamed):
             # Under its own name it would reuse the parameters of an earlier task's guide in Pyro's store.
             rename_tree(guide, f"{unique_name(type(self))}.{type(guide).__name__}")
-        for part in _own_parts(guide):
-            part.start_at(start, scales=not reset_scales)
+        for library_guide in _library_guides(guide):
+            library_guide.start_at(start, scales=not reset_scales)
         return guide
 
     def advance(self, guide: Any, exclude: Exclude = None) -> None:
@@ -218,8 +208,8 @@ class PriorChain(UnderPriors):
             raise ValueError(f"guide must be a trained guide, got the class {guide.__name__}")
         _check_trained(guide)
         points: list[str] = []
-        for part in _own_parts(guide):
-            points += part.point_sites()
+        for library_guide in _library_guides(guide):
+            points += library_guide.point_sites()
         posterior = posterior_of(guide)
         excluded = _match_names(exclude, posterior)
         learned = [name for name in posterior if name not in excluded]
@@ -244,7 +234,7 @@ class PriorChain(UnderPriors):
         self.chained.update(stored)
         self._compared.clear()
         if isinstance(guide, Mapping) and not plain:
-            self._given |= posterior.keys()
+            self._unchecked_names |= posterior.keys()
         if self.form == "exact" and any(map(_correlates_sites, _guides_in(guide))):
             warnings.warn(
                 "the guide has correlations between sites, which the prior of each site cannot keep; put these sites "
@@ -268,7 +258,7 @@ class PriorChain(UnderPriors):
     def _is_of_rows(self, site: Node | None) -> bool:
         """Return whether a site is in all plates of an observed site, so that its values belong to rows of a task."""
         plates = site["cond_indep_stack"] if site else ()
-        return any(own and own.issubset(plates) for own in self._observed)
+        return any(observed and observed.issubset(plates) for observed in self._observed)
 
     def _store(self, name: str, distribution: object, site: Node | None) -> StoredDistribution:
         """Copy a posterior in the chain's form, or raise a ValueError that names the site."""
@@ -288,9 +278,9 @@ class PriorChain(UnderPriors):
                 f"site '{name}': {error}; PriorChain(form='exact') takes it as it is"
             ) from error
         try:
-            before = None if self.weight == 1.0 else self.prior.get(name)
-            if before is not None:
-                prior = map_leaf(partial(_multiply_gain, before, self.weight), prior)
+            chained = None if self.weight == 1.0 else self.prior.get(name)
+            if chained is not None:
+                prior = map_leaf(partial(_multiply_gain, chained, self.weight), prior)
             stored = StoredDistribution.of(prior)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"site '{name}': {error}") from error
@@ -303,8 +293,17 @@ class PriorChain(UnderPriors):
     ) -> None:
         # Loaded priors have not been compared with their sites yet.
         self._compared.clear()
-        self._given.clear()
+        self._unchecked_names.clear()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def model_entries(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model's own part of a chain's ``state_dict()``, which has the same shapes after each task."""
+    entries: dict[str, Any] = {}
+    for name, value in state_dict.items():
+        if not name.startswith(("chained.", "coresets.")):
+            entries[name] = value
+    return entries
 
 
 def _report_unknown_sites(chain: PriorChain, keys: Any) -> None:
@@ -348,15 +347,15 @@ def _guides_in(guide: object) -> list[Any]:
     """Return the guides in a list of guides, or the guide itself."""
     if not isinstance(guide, AutoGuideList):
         return [guide]
-    parts = []
-    for part in guide:
-        parts += _guides_in(part)
-    return parts
+    guides = []
+    for subguide in guide:
+        guides += _guides_in(subguide)
+    return guides
 
 
-def _own_parts(guide: object) -> list[Any]:
-    """Return the parts that are guides of this library, or act like them."""
-    return [part for part in _guides_in(guide) if hasattr(part, "scale_change")]
+def _library_guides(guide: object) -> list[Any]:
+    """Return the guides of this library, or that act like them, in a guide."""
+    return [subguide for subguide in _guides_in(guide) if hasattr(subguide, "scale_change")]
 
 
 @torch.no_grad()
@@ -365,64 +364,66 @@ def posterior_of(guide: object) -> dict[str, Distribution]:
     if isinstance(guide, Mapping):
         return dict(guide)
     posterior: dict[str, Distribution] = {}
-    for part in _guides_in(guide):
-        if hasattr(part, "posterior"):
-            posterior |= part.posterior()
-        elif _is_normal(part):
-            for name, site, normal in _normals(part):
+    for subguide in _guides_in(guide):
+        if hasattr(subguide, "posterior"):
+            posterior |= subguide.posterior()
+        elif _is_normal(subguide):
+            for name, site, normal in _normals(subguide):
                 posterior[name] = _on_support(site["fn"].support, normal)
         else:
             raise ValueError(
                 "guide must have a method posterior(), as AutoRadial and AutoMeanField have, or be Pyro's AutoNormal, "
-                f"AutoDiagonalNormal or AutoMultivariateNormal, got {type(part).__name__}; use one of these, or give "
-                "its distributions by site name, {site: distribution}"
+                f"AutoDiagonalNormal or AutoMultivariateNormal, got {type(subguide).__name__}; use one of these, or "
+                "give its distributions by site name, {site: distribution}"
             )
     return posterior
 
 
 @torch.no_grad()
-def _scale_change(part: object) -> Mapping[str, float]:
+def _scale_change(guide: object) -> Mapping[str, float]:
     """Return how far the scales of each site have moved from their start, as in ``AutoRadial.scale_change``."""
-    if hasattr(part, "scale_change"):
-        return part.scale_change()
+    if hasattr(guide, "scale_change"):
+        return guide.scale_change()
     change: dict[str, float] = {}
-    if not _is_normal(part):
+    if not _is_normal(guide):
         return change
-    for name, _, normal in _normals(part):
+    for name, _, normal in _normals(guide):
         stddev = moments(normal).stddev
         if stddev is not None:
-            ratio = stddev.double() / initial_scale(part)
+            ratio = stddev.double() / initial_scale(guide)
             change[name] = float(ratio.log().square().mean().sqrt())
     return change
 
 
-def _correlates_sites(part: object) -> bool:
+def _correlates_sites(guide: object) -> bool:
     """Return whether a guide has one normal with a full covariance for several sites."""
-    full = _is_normal(part) and isinstance(part, AutoMultivariateNormal)
-    return full and len(list(_normals(part))) > 1
+    full = _is_normal(guide) and isinstance(guide, AutoMultivariateNormal)
+    return full and len(list(_normals(guide))) > 1
 
 
-def _is_normal(part: object) -> bool:
+def _is_normal(guide: object) -> bool:
     """Return whether this is one of three of Pyro's guides, or a subclass that samples in the same way."""
-    return any(isinstance(part, cls) and type(part).forward is cls.forward for cls in NORMAL_GUIDES)
+    return any(
+        isinstance(guide, cls) and type(guide).forward is cls.forward for cls in NORMAL_GUIDES
+    )
 
 
-def _normals(part: Any) -> Iterator[tuple[str, Node, Distribution]]:
+def _normals(guide: Any) -> Iterator[tuple[str, Node, Distribution]]:
     """Yield each site's name, the site, and its normal in unconstrained space."""
-    if part.prototype_trace is None:
-        raise RuntimeError(f"{type(part).__name__} has no parameters yet; train it first")
-    joint = None if isinstance(part, AutoNormal) else part.get_posterior()
+    if guide.prototype_trace is None:
+        raise RuntimeError(f"{type(guide).__name__} has no parameters yet; train it first")
+    joint = None if isinstance(guide, AutoNormal) else guide.get_posterior()
     position = 0
-    for name, site in part.prototype_trace.iter_stochastic_nodes():
+    for name, site in guide.prototype_trace.iter_stochastic_nodes():
         if joint is None:
-            loc, scale = (tensor.detach().clone() for tensor in loc_and_scale(part, name))
+            loc, scale = (tensor.detach().clone() for tensor in loc_and_scale(guide, name))
             yield name, site, dist.Normal(loc, scale).to_event(_event_dim(site, loc.dim()))
         else:
             # One vector for all sites, in the model's order.
             shape = biject_to(site["fn"].support).inverse_shape(site["value"].shape)
-            own = slice(position, position + shape.numel())
-            yield name, site, _marginal(joint, own, shape, _event_dim(site, len(shape)))
-            position = own.stop
+            elements = slice(position, position + shape.numel())
+            yield name, site, _marginal(joint, elements, shape, _event_dim(site, len(shape)))
+            position = elements.stop
 
 
 def _event_dim(site: Node, unconstrained_dim: int) -> int:
@@ -430,15 +431,15 @@ def _event_dim(site: Node, unconstrained_dim: int) -> int:
     return site["fn"].event_dim + unconstrained_dim - site["value"].dim()
 
 
-def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Distribution:
+def _marginal(joint: Any, elements: slice, shape: torch.Size, event_dim: int) -> Distribution:
     """Return the marginal of some elements of a normal on a vector, with a covariance for each event."""
     batch = shape[: len(shape) - event_dim]
     event = shape[len(shape) - event_dim :]
-    loc = joint.mean[own].clone()
+    loc = joint.mean[elements].clone()
     if not isinstance(joint, dist.MultivariateNormal) or event_dim == 0:
-        stddev = joint.stddev[own].clone()
+        stddev = joint.stddev[elements].clone()
         return dist.Normal(loc.view(shape), stddev.view(shape)).to_event(event_dim)
-    rows = joint.scale_tril[own].view(*batch, event.numel(), -1)
+    rows = joint.scale_tril[elements].view(*batch, event.numel(), -1)
     # The covariance is rows @ rows.T; its factor by orthogonal transformations loses no digits.
     factor = torch.linalg.qr(rows.mT, mode="r").R.mT
     factor = factor * factor.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
@@ -456,8 +457,8 @@ def _on_support(support: Constraint, normal: Distribution) -> Distribution:
 
 def _site(guide: object, name: str) -> Node | None:
     """Return the model's site of that name, or None if the guide does not know it."""
-    for part in _guides_in(guide):
-        trace = getattr(part, "prototype_trace", None)
+    for subguide in _guides_in(guide):
+        trace = getattr(subguide, "prototype_trace", None)
         if trace is not None and name in trace.nodes:
             return trace.nodes[name]
     return None
@@ -467,16 +468,19 @@ def _check_trained(guide: object) -> None:
     """Raise a ValueError for scales that were never trained, and warn about scales that hardly moved."""
     if isinstance(guide, Mapping):
         return
-    for part in _guides_in(guide):
-        change = _scale_change(part)
-        if change and all(moved < ROUNDING for moved in change.values()):
+    for subguide in _guides_in(guide):
+        scale_change = _scale_change(subguide)
+        if scale_change and all(change < ROUNDING for change in scale_change.values()):
             raise ValueError(
-                f"guide must be trained: {type(part).__name__} was never trained: the scales of all its sites, "
-                f"{sorted(change)}, are where they started"
+                f"guide must be trained: {type(subguide).__name__} was never trained: the scales of all its sites, "
+                f"{sorted(scale_change)}, are where they started"
             )
         # A site that started at the chained prior and did not move still has what earlier tasks taught.
-        at_prior = getattr(part, "scales_start_at_distribution", lambda name: False)
-        unmoved = [name for name, moved in change.items() if moved < UNMOVED and not at_prior(name)]
+        at_prior = getattr(subguide, "scales_start_at_distribution", lambda name: False)
+        unmoved = []
+        for name, change in scale_change.items():
+            if change < UNMOVED and not at_prior(name):
+                unmoved.append(name)
         if unmoved:
             warnings.warn(
                 f"the scales of {unmoved} never moved from their start. As a prior they show how the guide was "
@@ -496,4 +500,4 @@ def _match_names(exclude: Exclude, names: Collection[str]) -> list[str]:
             raise ValueError(
                 f"exclude must be a valid regular expression, got {exclude!r} ({error})"
             ) from error
-    return [] if exclude is None else check_items(str, "exclude", exclude)
+    return [] if exclude is None else list(exclude)

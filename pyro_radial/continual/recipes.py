@@ -11,7 +11,6 @@ import pyro
 import pyro.distributions as dist
 from torch import nn
 
-from pyro_radial._pyro.checks import check_flag
 from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.infer.autoguide import AutoMeanField
@@ -110,7 +109,7 @@ def nothing_kept(*, heads: bool = False) -> Recipe:
         >>> chain.weight, sorted(recipe.options)[:3]
         (2.0, ['batch_size', 'coreset', 'epochs'])
     """
-    if check_flag("heads", heads):
+    if heads:
         return _with_heads(Coreset(2000, use="functions", weight=1.0, inputs="current"))
     return Recipe(epochs=20, weight=2.0)
 
@@ -132,7 +131,7 @@ def functions(size: int = 200, *, heads: bool = False) -> Recipe:
         >>> replace(recipes.functions(200, heads=True), epochs=10).coreset.weight
         20.0
     """
-    if check_flag("heads", heads):
+    if heads:
         return _with_heads(Coreset(size, use="functions", weight=20.0))
     return Recipe(epochs=8, later_kl=0.3, coreset=Coreset(size, use="functions", weight=10.0))
 

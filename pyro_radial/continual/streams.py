@@ -12,12 +12,7 @@ from typing import overload
 
 from torch import Tensor
 
-from pyro_radial._pyro.checks import (
-    check_items,
-    check_types,
-    non_negative_integer,
-    positive_count,
-)
+from pyro_radial._pyro.checks import non_negative_integer, positive_count
 from pyro_radial.infer.data import Rows
 
 Pair = tuple[Tensor, Tensor]
@@ -43,14 +38,10 @@ class Task:
     head: int = 0
 
     def __post_init__(self) -> None:
-        check_types(str, name=self.name)
-        for part, data in (
-            ("train", self.train),
-            ("test", self.test),
-            ("validation", self.validation),
-        ):
-            if data is not None or part != "validation":
-                object.__setattr__(self, part, _check_pair(data, f"task {self.name!r}: {part}"))
+        for role in ("train", "test", "validation"):
+            data = getattr(self, role)
+            if data is not None or role != "validation":
+                object.__setattr__(self, role, _check_pair(data, f"task {self.name!r}: {role}"))
         non_negative_integer(f"task {self.name!r}: head", self.head)
 
 
@@ -85,10 +76,8 @@ class TaskStream(Sequence[Task]):
     _latest: dict[int, Task] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", tuple(check_items(str, "names", self.names)))
-        object.__setattr__(
-            self, "builders", tuple(check_items(Callable, "builders", self.builders))
-        )
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "builders", tuple(self.builders))
         if not self.names:
             raise ValueError("names must hold at least one task, got none")
         if len(self.names) != len(self.builders):
@@ -108,7 +97,7 @@ class TaskStream(Sequence[Task]):
         :returns: the stream.
         :raises ValueError: naming the argument, or the task whose head is not among ``num_heads``.
         """
-        if not check_items(Task, "tasks", tasks):
+        if not tasks:
             raise ValueError("tasks must hold at least one task, got none")
         builders = tuple(partial(_return_task, task) for task in tasks)
         stream = cls(
@@ -140,7 +129,6 @@ class TaskStream(Sequence[Task]):
     def _build(self, index: int) -> Task:
         """Build a task, or raise a ValueError if its name or its head is wrong."""
         task = self.builders[index]()
-        check_types(Task, **{f"builders[{index}]()": task})
         if task.name != self.names[index]:
             raise ValueError(
                 f"task {index} must be built with its name {self.names[index]!r}, got {task.name!r}"

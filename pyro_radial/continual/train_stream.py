@@ -4,50 +4,43 @@
 """Training on a stream of tasks, each with the last posterior as its prior."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyro
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import (
-    check_flag,
-    check_types,
-    load_states,
-    optional,
-    path_of,
-    positive_count,
-    random_seed,
-    states,
-)
-from pyro_radial.continual.coresets import Coreset, choose, keep
-from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
+from pyro_radial._pyro.checks import load_states, positive_count, random_seed, states
+from pyro_radial.continual.coresets import Coreset, store_coreset
+from pyro_radial.continual.function_memory import remember_functions
 from pyro_radial.continual.measures import AccuracyMatrix
-from pyro_radial.continual.prior_chain import PriorChain
+from pyro_radial.continual.prior_chain import PriorChain, model_entries
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
-from pyro_radial.infer.data import Rows, num_rows
+from pyro_radial.infer.data import num_rows
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.infer.training.checkpoint import Checkpoint, copy_state
-from pyro_radial.infer.training.compared_settings import (
-    data_settings,
-    describe_setting,
-    likelihood_settings,
+from pyro_radial.infer.training.checkpoint import (
+    Checkpoint,
+    Settings,
+    State,
+    copy_state,
+    plain_settings,
 )
 from pyro_radial.infer.training.fit import fit
-from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.infer.training.trainer import stateful_attributes
+from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy
 
-PARTS = ("test", "validation")
+MEASURED_PARTS = ("test", "validation")
 # The stream decides these options of fit.
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
 # Stages of one task. Each has its own random numbers, so it can be run again alone.
@@ -55,7 +48,7 @@ TRAINING = 0
 CORESET = 1
 PREDICTION = 2
 UNTRAINED = 3
-SAVED = ("settings", "done", "values", "chain", "model", "described", "data", "parts")
+CHECKPOINT_FORMAT = "train_stream 5"
 
 #: Arguments of :func:`~pyro_radial.fit` by name.
 FitOptions = Mapping[str, Any]
@@ -119,8 +112,8 @@ def train_stream(
         >>> from pyro_radial import BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
         >>> from pyro_radial.continual import Task, TaskStream
-        >>> parts = {"a": torch.eye(4)[:2].repeat(25, 1), "b": torch.eye(4)[2:].repeat(25, 1)}
-        >>> tasks = [Task(name, (x, x.argmax(-1)), (x, x.argmax(-1))) for name, x in parts.items()]
+        >>> inputs = {"a": torch.eye(4)[:2].repeat(25, 1), "b": torch.eye(4)[2:].repeat(25, 1)}
+        >>> tasks = [Task(name, (x, x.argmax(-1)), (x, x.argmax(-1))) for name, x in inputs.items()]
         >>> stream = TaskStream.of(tasks, num_outputs=4)
         >>> model = SupervisedModel(BayesianModule(torch.nn.Linear(4, 4)), likelihoods.Categorical())
         >>> chain = PriorChain(model)
@@ -134,40 +127,39 @@ def train_stream(
     _check_options(chain, measure_on, coreset, fit_options, first_task)
     positive_count("num_samples", num_samples)
     random_seed("seed", seed, bits=64)
-    check_flag("forward_transfer", forward_transfer)
-    check_flag("progress", progress)
-    check_types(AccuracyMatrix | None, after=after)
-    folder = optional(path_of, "checkpoint", checkpoint)
-    guide = partial(PriorChain.guide, guide_type=AutoRadial) if guide is None else guide
     if not isinstance(stream, TaskStream):
         raise ValueError(
             f"stream must be a TaskStream, got {type(stream).__name__}; TaskStream.of(tasks, num_outputs=..., "
             "num_heads=...) makes one"
         )
-    check_types(Callable, guide=guide)
-    run = _StreamRun(
+    training = _StreamTraining(
         chain,
         stream,
-        guide,
+        partial(PriorChain.guide, guide_type=AutoRadial) if guide is None else guide,
         coreset,
         measure_on,
         num_samples,
         seed,
         fit_options,
         first_task,
-        folder,
+        None if checkpoint is None else Path(checkpoint),
     )
-    with run.file or nullcontext(), _unchanged_on_refusal(chain):
-        done, matrix = run.begin(after)
-        left = range(done, len(stream))
+    with _unchanged_on_refusal(chain):
+        matrix = training.begin(after)
+        num_learned = len(matrix.names)
         for number in tqdm(
-            left, desc="tasks", initial=done, total=len(stream), disable=not progress
+            range(num_learned, len(stream)),
+            desc="tasks",
+            initial=num_learned,
+            total=len(stream),
+            disable=not progress,
         ):
+            matrix = matrix.with_more_tasks(stream.names[: number + 1])
             if forward_transfer and number:
-                matrix = matrix.with_next(number, *run.accuracies_before(number))
-            run.learn(number)
-            matrix = matrix.with_row(number, run.accuracies(number, range(number + 1)))
-            run.save(number + 1, matrix)
+                matrix = matrix.with_next(number, *training.accuracies_before_learning(number))
+            training.learn(number)
+            matrix = matrix.with_row(number, training.accuracies(number, range(number + 1)))
+            training.save(matrix)
     return matrix
 
 
@@ -179,37 +171,33 @@ def _check_options(
     first_task: FitOptions,
 ) -> None:
     """Raise a ValueError for options that conflict with a stream."""
-    if measure_on not in PARTS:
-        raise ValueError(f"measure_on must be one of {PARTS}, got {measure_on!r}")
+    if measure_on not in MEASURED_PARTS:
+        raise ValueError(f"measure_on must be one of {MEASURED_PARTS}, got {measure_on!r}")
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
         raise ValueError(
             f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"
         )
-    check_types(Mapping, first_task=first_task)
-    check_types(Coreset | None, coreset=coreset)
-    given = {"fit_options": fit_options, "first_task": first_task}
+    options_by_argument = {"fit_options": fit_options, "first_task": first_task}
     if coreset is not None:
-        given["fit_options of the coreset"] = coreset.fit_options
-    for argument, options in given.items():
-        held = [name for name in RESERVED if name in options]
+        options_by_argument["fit_options of the coreset"] = coreset.fit_options
+    for argument, options in options_by_argument.items():
+        reserved = [name for name in RESERVED if name in options]
         if getattr(options.get("options"), "num_data", None) is not None:
-            held.append("num_data")
-        if held:
-            raise ValueError(f"{argument} must leave out what the stream decides, got {held}")
+            reserved.append("num_data")
+        if reserved:
+            raise ValueError(f"{argument} must leave out what the stream decides, got {reserved}")
     loss = fit_options.get("loss")
     if coreset is None or coreset.use == "labels" or loss is None:
         return
     if type(loss) is not TermsELBO or callable(loss.kl_weight):
-        what = type(loss).__name__
-        if type(loss) is TermsELBO:
-            what += " with a kl_weight that changes"
         raise ValueError(
-            f"loss must be a TermsELBO with a constant kl_weight if the coreset keeps functions, got {what}"
+            "loss must be a TermsELBO with a constant kl_weight if the coreset keeps functions, got "
+            f"{type(loss).__name__} with kl_weight={getattr(loss, 'kl_weight', None)!r}"
         )
 
 
 @dataclass(frozen=True, eq=False)
-class _StreamRun:
+class _StreamTraining:
     """One run over a stream, task by task. The chain holds what is learned."""
 
     chain: PriorChain
@@ -222,50 +210,44 @@ class _StreamRun:
     fit_options: FitOptions
     first_task: FitOptions
     folder: Path | None
-    #: Hashes of the data of the tasks seen so far, by number.
-    known_data: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-    @cached_property
-    def file(self) -> Checkpoint | None:
-        """The file of the whole run; the task in progress has a file of its own beside it."""
-        return None if self.folder is None else Checkpoint(self.folder / "stream.pt")
 
     # Training.
 
     def learn(self, number: int) -> None:
         """Train on one task, and make its posterior the prior."""
         task = self.stream[number]
-        kept = None
-        rest = task.train
+        stored = None
+        rows = task.train
         if self.coreset is not None:
-            kept, rest = keep(self.coreset, task, self.seed)
+            stored, rows = store_coreset(self.coreset, task, self.seed)
         self._measured(task)
+        options = {**self.fit_options}
         if self.folder is not None:
-            self._data_of(number)  # While the task is in memory.
-        options = {**self.fit_options, "checkpoint": self._task_file(number)}
+            options["checkpoint"] = self.folder / f"task-{number}.pt"
         if number == 0:
             options.update(self.first_task)
-        also: list[int] = []
+        other_heads: list[int] = []
         if self.coreset is not None and self.coreset.use == "functions" and number:
-            options["loss"], heads = self._loss_with_functions(
-                self.coreset, task, options.get("loss")
+            loss = remember_functions(
+                self.chain, self.coreset, task, options.get("loss") or TermsELBO(), self.seed
             )
+            options["loss"] = loss
             # The sites of these heads are trained too.
-            also = [head for head in heads if head != task.head]
+            other_heads = [memory.head for memory in loss.memories if memory.head != task.head]
         self._check_network(task)
-        self.chain.advance(self._train(task, rest, (number, TRAINING, 0), options, also))
-        if kept is not None:
-            self.chain.kept.append(kept.to(device_of(self.chain)))
+        self.chain.advance(self._train(task, rows, (number, TRAINING, 0), options, other_heads))
+        if stored is not None:
+            self.chain.coresets.append(stored.to(device_of(self.chain)))
 
     def _check_network(self, task: Task) -> None:
         """Raise a ValueError that names the task if the network cannot have its inputs or classes."""
-        for part in dict.fromkeys(("train", self.measure_on)):
-            x, y = getattr(task, part)
-            f = self._predict(self.chain, _nothing, task, x[:1], 1).samples[0]
+        for role in dict.fromkeys(("train", self.measure_on)):
+            x, y = getattr(task, role)
+            f = self._predict(self.chain, _guide_without_sites, task, x[:1], 1).samples[0]
             try:
                 self.chain.likelihood.check_target(f.expand(len(y), *f.shape[1:]), y.to(f.device))
             except ValueError as error:
-                raise ValueError(f"task {task.name!r}: {part}: {error}") from error
+                raise ValueError(f"task {task.name!r}: {role}: {error}") from error
         # Heads may differ in their numbers of outputs.
         if self.stream.num_heads == 1 and self.stream.num_outputs > f.shape[-1]:
             raise ValueError(
@@ -273,74 +255,39 @@ class _StreamRun:
                 f"{self.stream.num_outputs}, got {f.shape[-1]}"
             )
 
-    def _loss_with_functions(
-        self, coreset: Coreset, task: Task, loss: TermsELBO | None
-    ) -> tuple[FunctionChainELBO, list[int]]:
-        """Make the loss that holds functions at kept inputs, and return it with the heads of these."""
-        if loss is None:
-            loss = TermsELBO()
-        device = device_of(self.chain)
-        if coreset.inputs == "kept":
-            inputs = self.chain.kept.inputs_by_head(task)
-        else:
-            x = task.train[0]
-            if num_rows(x) > coreset.size:
-                x = choose(coreset, task, self.seed)[0]
-            inputs = {int(kept.head): x for kept in self.chain.kept.tasks}
-        memories: list[FunctionMemory] = []
-        try:
-            for head, x in inputs.items():
-                capacity = _room(len(x), coreset.size)
-                memory = FunctionMemory.of(self.chain, x.to(device), head, capacity=capacity)
-                memories.append(memory)
-        except ValueError as error:
-            raise ValueError(
-                f"coreset must have functions to keep before task {task.name!r}, but {error}"
-            ) from error
-        holding = FunctionChainELBO(
-            memories,
-            loss.num_particles,
-            kl_weight=coreset.weight,  # type: ignore[arg-type]
-            weight_space_kl=loss.weight_at(0),
-            max_points=coreset.max_points,  # type: ignore[arg-type]
-            vectorize_particles=loss.vectorize_particles,
-            strict_kl=loss.strict_kl,
-        )
-        return holding, list(inputs)
-
     def _train(
         self,
         task: Task,
-        data: Pair,
+        rows: Pair,
         stage: tuple[int, ...],
         options: FitOptions,
-        also: Sequence[int] = (),
+        other_heads: Sequence[int] = (),
     ) -> Any:
-        """Train a guide on data of a task, with random numbers of this stage, and with other heads besides."""
-        self._use_head(task, also)
+        """Train a guide on rows of a task, with random numbers of this stage, and with other heads besides."""
+        self._use_head(task, other_heads)
         try:
-            self.chain.likelihood.train_on(num_rows(data[0]))
+            self.chain.likelihood.train_on(num_rows(rows[0]))
         except ValueError as error:
             raise ValueError(f"task {task.name!r}: {error}") from error
         seed = self._set_seed(*stage)
         guide = self.guide(self.chain)
-        fit(self.chain, guide, data, seed=seed, progress=False, **options)
+        fit(self.chain, guide, rows, seed=seed, progress=False, **options)
         return guide
 
-    def _use_head(self, task: Task, also: Sequence[int] = ()) -> None:
+    def _use_head(self, task: Task, other_heads: Sequence[int] = ()) -> None:
         """Let the network use the head of a task; a ValueError names the task if there is no such head."""
         if task.head or any(isinstance(module, MultiHead) for module in submodules(self.chain)):
             try:
-                use_head(self.chain, task.head, also=also)
+                use_head(self.chain, task.head, also=other_heads)
             except ValueError as error:
                 raise ValueError(
                     f"task {task.name!r} uses head {task.head}, but {error}"
                 ) from error
 
-    def _set_seed(self, number: int, stage: int, part: int) -> int:
+    def _set_seed(self, number: int, stage: int, substage: int) -> int:
         """Seed the random numbers of one stage of one task, independent of what was done before."""
         seed = int(
-            np.random.SeedSequence([self.seed, number + 1, stage, part]).generate_state(1)[0]
+            np.random.SeedSequence([self.seed, number + 1, stage, substage]).generate_state(1)[0]
         )
         pyro.set_rng_seed(seed)
         return seed
@@ -350,37 +297,37 @@ class _StreamRun:
     def accuracies(self, learned: int, numbers: Sequence[int]) -> list[float]:
         """Measure the accuracies on tasks after learning the task of number ``learned``."""
         if self.coreset is None or self.coreset.use == "functions":
-            return [self._accuracy(_nothing, learned, number) for number in numbers]
+            return [self._accuracy(_guide_without_sites, learned, number) for number in numbers]
         if self.stream.num_heads == 1:
             with self._refine(slice(learned + 1), learned, learned) as guide:
                 return [self._accuracy(guide, learned, number) for number in numbers]
         result = []
         for number in numbers:
             if number > learned:  # Nothing of this task is kept yet.
-                result.append(self._accuracy(_nothing, learned, number))
+                result.append(self._accuracy(_guide_without_sites, learned, number))
                 continue
             with self._refine(slice(number, number + 1), learned, number) as guide:
                 result.append(self._accuracy(guide, learned, number))
         return result
 
-    def accuracies_before(self, number: int) -> tuple[float, float]:
+    def accuracies_before_learning(self, number: int) -> tuple[float, float]:
         """Measure the accuracies on the task of this number before it is learned: the chain's, and without training."""
         self._check_network(self.stream[number])
-        (before,) = self.accuracies(number - 1, [number])
-        return before, self._accuracy(_nothing, number - 1, number, UNTRAINED)
+        (of_chain,) = self.accuracies(number - 1, [number])
+        return of_chain, self._accuracy(_guide_without_sites, number - 1, number, UNTRAINED)
 
     @contextmanager
     def _refine(self, tasks: slice, learned: int, number: int) -> Iterator[Any]:
         """Train a guide on the kept rows of tasks with the head of this task, and restore the chain afterwards."""
         assert self.coreset is not None
-        kept = self.chain.kept.labeled(tasks)
-        before = copy_state(self.chain.state_dict())
+        rows = self.chain.coresets.labeled(tasks)
+        state = copy_state(self.chain.state_dict())
         num_data = self.chain.likelihood.num_data
         options = {**self.fit_options, **self.coreset.fit_options}
         try:
-            yield self._train(self.stream[number], kept, (learned, CORESET, number), options)
+            yield self._train(self.stream[number], rows, (learned, CORESET, number), options)
         finally:
-            self.chain.load_state_dict(before)
+            self.chain.load_state_dict(state)
             if num_data is not None:
                 self.chain.likelihood.train_on(num_data)
 
@@ -417,179 +364,118 @@ class _StreamRun:
 
     def _measured(self, task: Task) -> Pair:
         """Return the rows of a task to measure on."""
-        data = getattr(task, self.measure_on)
-        if data is None:
+        rows = getattr(task, self.measure_on)
+        if rows is None:
             raise ValueError(
                 f"task {task.name!r} must have {self.measure_on} data to measure on, got none"
             )
-        return data
+        return rows
 
-    # Resuming.
+    # Resuming. The file of the stream has the chain after the tasks learned so far; fit keeps the task in training.
 
-    def begin(self, after: AccuracyMatrix | None) -> tuple[int, AccuracyMatrix]:
-        """Return the number of tasks done and their accuracies: of the checkpoint, if there is one, or ``after``."""
-        if self.file is not None:
-            state = self.file.load(device_of(self.chain), needed=SAVED)
-            if state is not None:
-                return self._resume(self.file, state)
-        done = 0
-        matrix = AccuracyMatrix.empty(self.stream.names)
-        if after is not None:
-            self._check_after(after)
-            done = len(after.names)
-            matrix = after.with_more_tasks(self.stream.names)
-        self.chain.kept.check(self.coreset, self.stream.names[:done])
-        # With the chain before the first task to learn, to begin it again.
-        self.save(done, matrix)
-        return done, matrix
+    @cached_property
+    def file(self) -> Checkpoint | None:
+        """The file of the chain and the accuracies."""
+        if self.folder is None:
+            return None
+        return Checkpoint(self.folder / "stream.pt", CHECKPOINT_FORMAT)
 
-    def _check_after(self, after: AccuracyMatrix) -> None:
+    def begin(self, after: AccuracyMatrix | None) -> AccuracyMatrix:
+        """Return the accuracies on the tasks learned so far: of the checkpoint, if there is one, or ``after``."""
+        state = None if self.file is None else self.file.load(device_of(self.chain))
+        if self.file is not None and state is not None:
+            after = self._resume(self.file, state)
+        if after is None:
+            after = AccuracyMatrix.empty(())
+        self._check_learned(after)
+        self.chain.coresets.check(self.coreset, after.names)
+        # A chain that has learned no new task yet is saved too, so that a killed run begins where this one does.
+        if state is None or len(after.names) == len(self.stream):
+            self.save(after)
+        return after
+
+    def _check_learned(self, after: AccuracyMatrix) -> None:
         """Raise a ValueError unless the stream begins with tasks that the chain has learned."""
-        given = dict(enumerate(self.stream.names))
+        names = dict(enumerate(self.stream.names))
         for number, name in enumerate(after.names):
-            if given.get(number) != name:
+            if names.get(number) != name:
                 raise ValueError(
                     f"stream must begin with the tasks of after: task {number} must be {name!r}, got "
-                    f"{given.get(number)!r}"
+                    f"{names.get(number)!r}"
                 )
-        if bool(after.values[-1].isnan().any()):
+        if bool(after.values[-1:].isnan().any()):
             raise ValueError(
                 f"after must have all accuracies after its last task, {after.names[-1]!r}, got NaN"
             )
-        if not self.chain.prior:
+        if after.names and not self.chain.prior:
             raise ValueError(
                 "chain must have learned the tasks of after, got a chain that has learned nothing"
             )
 
-    def save(self, done: int, matrix: AccuracyMatrix) -> None:
-        """Write everything that the rest of the run depends on."""
-        if self.file is None:
+    def save(self, matrix: AccuracyMatrix) -> None:
+        """Write the chain and the accuracies on the tasks that it has learned."""
+        if self.file is None or self.folder is None:
             return
-        names = self.stream.names[:done]
         self.file.save(
             {
                 "settings": self._settings(),
-                "done": done,
                 "values": matrix.values,
                 "baseline": matrix.baseline,
                 "chain": self.chain.state_dict(),
-                "model": self.chain.model_state(),
-                "described": _describe_model(self.chain.model),
-                "data": {task: self._data_of(number) for number, task in enumerate(names)},
-                "parts": states(self._loss_parts()),
+                "stateful": states(self._stateful()),
             }
         )
-        # The files of the task just learned, and of an earlier run that is not resumed.
-        self._remove_task_files(len(self.stream))
+        for task_file in self.folder.glob("task-*.pt"):
+            task_file.unlink()
 
-    def _resume(self, file: Checkpoint, state: Mapping[str, Any]) -> tuple[int, AccuracyMatrix]:
-        """Check and load what a checkpoint holds, and return the number of tasks done and their accuracies."""
+    def _resume(self, file: Checkpoint, state: State) -> AccuracyMatrix:
+        """Check and load what a checkpoint holds, and return the accuracies on the tasks learned so far."""
         settings = self._settings()
-        tasks = state["settings"].get("tasks", [])
-        # Further tasks may follow.
-        settings["tasks"] = settings["tasks"][: len(tasks)]
-        file.check(state["settings"], settings)
-        file.check_entries("model", state["model"], self.chain.model_state())
-        file.check(state["described"], _describe_model(self.chain.model), "model")
-        done = state["done"]
-        for number, task in enumerate(self.stream.names[:done]):
-            for part, known in self._data_of(number).items():
-                file.check(state["data"][task][part], known, f"{task}.{part}")
-        load_states(self._loss_parts(), state["parts"])
+        # More tasks may follow.
+        settings["tasks"] = settings["tasks"][: len(state["settings"]["tasks"])]
+        file.check_settings(state["settings"], settings)
+        file.check_entries(
+            "model", model_entries(state["chain"]), model_entries(self.chain.state_dict())
+        )
+        load_states(self._stateful(), state["stateful"])
         self.chain.load_state_dict(state["chain"])
-        self.chain.kept.check(self.coreset, self.stream.names[:done])
-        # A kill just after the last save may have left one.
-        self._remove_task_files(done)
-        matrix = AccuracyMatrix(state["values"], tuple(tasks), state.get("baseline"))
-        return done, matrix.with_more_tasks(self.stream.names)
+        names = self.stream.names[: len(state["values"])]
+        return AccuracyMatrix(state["values"], names, state["baseline"])
 
-    def _settings(self) -> dict[str, Any]:
-        """Return the settings that a checkpoint must have been made with."""
-        coreset = {} if self.coreset is None else {**vars(self.coreset)}
+    def _settings(self) -> Settings:
+        """Return the plain settings that a checkpoint must have been made with."""
+        coreset_settings = {} if self.coreset is None else vars(self.coreset)
         return {
             "form": self.chain.form,
             "weight": self.chain.weight,
-            "tasks": list(self.stream.names),
-            "guide": describe_setting(self.guide),
+            "tasks": self.stream.names,
             "measure_on": self.measure_on,
             "num_samples": self.num_samples,
             "seed": self.seed,
-            "coreset_fit_options": _describe_options(coreset.pop("fit_options", {})),
-            "coreset": _describe_options(coreset),
-            "fit_options": _describe_options(self.fit_options),
-            "first_task": _describe_options(self.first_task),
+            **plain_settings(coreset_settings, prefix="coreset."),
+            **plain_settings(self.fit_options),
+            **plain_settings(self.first_task, prefix="first_task."),
         }
 
-    def _loss_parts(self) -> dict[str, Any]:
-        """Return parts of the loss with a state from task to task, such as measurement points."""
-        parts = dict(getattr(self.fit_options.get("loss"), "__dict__", {}))
+    def _stateful(self) -> dict[str, Any]:
+        """Return what may have a state from task to task: attributes of the loss, and the callback."""
         callback = self.fit_options.get("callback")
-        parts["callback"] = getattr(callback, "__self__", callback)
-        return {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
-
-    def _data_of(self, number: int) -> dict[str, Any]:
-        """Return the hashes of the data that a task is trained and measured on."""
-        if number not in self.known_data:
-            task = self.stream[number]
-            measured = Rows(self._measured(task), self.measure_on)
-            self.known_data[number] = {
-                "train": data_settings(Rows(task.train, "train")),
-                self.measure_on: data_settings(measured),
-            }
-        return self.known_data[number]
-
-    def _task_file(self, number: int) -> Path | None:
-        return None if self.folder is None else self.folder / f"task-{number}.pt"
-
-    def _remove_task_files(self, number_of_tasks: int) -> None:
-        for number in range(number_of_tasks):
-            file = self._task_file(number)
-            if file is not None:
-                file.unlink(missing_ok=True)
+        return {
+            **stateful_attributes(self.fit_options.get("loss")),
+            "callback": getattr(callback, "__self__", callback),
+        }
 
 
 @contextmanager
 def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
     """Restore the chain if a task is refused."""
-    before = copy_state(chain.state_dict())
+    state = copy_state(chain.state_dict())
     try:
         yield
     except ValueError:
-        chain.load_state_dict(before)
+        chain.load_state_dict(state)
         raise
 
 
-def _room(rows: int, size: int) -> int:
-    """Return the number of rows to reserve, those of 1, 2, 4, ... tasks, so that a graph serves several tasks."""
-    room = size
-    while room < rows:
-        room *= 2
-    return room
-
-
-def _nothing(*args: object, **kwargs: object) -> None:
-    """Return a guide without sites."""
-
-
-def _describe_model(model: object) -> dict[str, Any]:
-    """Describe the likelihoods and the networks' priors, which a chain replaces site by site."""
-    priors = [
-        describe_setting(part.prior)
-        for part in submodules(model)
-        if isinstance(part, BayesianModule)
-    ]
-    return {
-        **likelihood_settings(model),
-        "prior": priors[0] if len(priors) == 1 else describe_setting(priors),
-    }
-
-
-def _describe_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe settings so that they can be saved and compared. A callback only watches, so its name is enough."""
-    found: dict[str, Any] = {}
-    for name, value in sorted(options.items()):
-        if name == "callback":
-            found[name] = getattr(value, "__qualname__", type(value).__qualname__)
-        else:
-            found[name] = describe_setting(value)
-    return found
+def _guide_without_sites(*args: object, **kwargs: object) -> None:
+    """Draw nothing, so that all sites are drawn from the model's prior."""

@@ -20,11 +20,11 @@ def draw():
 
 
 def test_a_state_of_the_generators_brings_back_their_numbers_also_from_a_file(tmp_path):
-    path = tmp_path / "rng.pt"
-    Checkpoint(path).save({"rng": rng_state(CPU)})
+    checkpoint = Checkpoint(tmp_path / "rng.pt", "numbers")
+    checkpoint.save({"rng": rng_state(CPU)})
     expected = draw()
     assert draw() != expected
-    set_rng_state(Checkpoint(path).load()["rng"], CPU)
+    set_rng_state(checkpoint.load()["rng"], CPU)
     assert draw() == expected
 
 

@@ -4,12 +4,14 @@
 """A stream is learned task by task, each measured with what is known then."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import pyro
 import pytest
 import torch
 
+from pyro_radial import FitOptions
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
@@ -177,3 +179,48 @@ def test_what_is_no_chain_of_a_classifier_is_refused():
     for wrong in (chain().model, PriorChain(lambda x, y: None)):
         with pytest.raises(ValueError, match="chain must be a PriorChain around a SupervisedModel"):
             train_stream(wrong, stream(), **OPTIONS)
+
+
+def test_a_stream_refuses_a_number_that_is_not_its_tasks():
+    one, tasks = chain(), stream()
+    one.likelihood.num_data = 7
+    name, rows = tasks.names[0], len(tasks[0].train[0])
+    with pytest.raises(ValueError, match=f"task '{name}': num_data .* got num_data=7 for {rows} rows"):
+        train_stream(one, tasks, epochs=1, progress=False)
+    with pytest.raises(ValueError, match=r"must leave out what the stream decides, got \['num_data'\]"):
+        train_stream(one, tasks, epochs=1, progress=False, options=FitOptions(num_data=rows))
+
+
+def test_forward_transfer_is_measured_on_the_next_task_and_on_the_prior():
+    (x, y), test = clusters(ROWS, 0), clusters(16, 1)
+    shifted = test[0], (test[1] + 1) % 4
+    tasks = [
+        Task("one", (x, y), test),
+        # The first has all that these need, or none of it.
+        Task("the same", (x, y), test),
+        Task("another", (x, (y + 1) % 4), shifted),
+    ]
+    matrix, state = learn(
+        chain(multi_head=False), TaskStream.of(tasks, num_outputs=4), epochs=10, forward_transfer=True
+    )
+    plain = learn(chain(multi_head=False), TaskStream.of(tasks, num_outputs=4), epochs=10)
+    above = [[False, True, False], [False, False, True], [False, False, False]]
+    unmeasured = [[False, False, True], [False, False, False], [False, False, False]]
+    assert matrix.values.isnan().tolist() == unmeasured
+    assert matrix.values[0, 1] == 1.0
+    assert matrix.values[1, 2] == 0.0
+    assert matrix.baseline.isnan().tolist() == [True, False, False]
+    # Draws of the prior know nothing: the share of four classes that they hit is about a quarter.
+    assert matrix.baseline[1:].max() < 0.8
+    assert matrix.forward_transfer == pytest.approx((1.0 - float(matrix.baseline[1:].sum())) / 2)
+    # Nothing else changes.
+    below = matrix.values.masked_fill(torch.tensor(above), float("nan"))
+    assert_same((replace(matrix, values=below), state), plain)
+
+
+def test_forward_transfer_needs_to_be_measured():
+    matrix, _ = learn()
+    with pytest.raises(
+        ValueError, match=r"task 'classes 2, 3' before it was learned, got NaN; train_stream\(\.\.\., fo"
+    ):
+        _ = matrix.forward_transfer

@@ -407,7 +407,7 @@ def test_streams(coreset):
         # What is kept moves with the chain.
         twin = copy.deepcopy(chain).to(CPU).to(device)
         matrix = train_stream(twin, stream, after=first, **options)
-        assert {value.device.type for value in twin.kept.buffers()} == {torch.device(device).type}
+        assert {value.device.type for value in twin.coresets.buffers()} == {torch.device(device).type}
         return matrix.values.nan_to_num(-1.0).tolist(), twin.state_dict()
 
     assert_same(case)

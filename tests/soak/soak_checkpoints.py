@@ -11,7 +11,7 @@ from tests.helpers.kills import KINDS, kill_and_resume
 
 def test_four_hundred_flipped_bits_are_refused(tmp_path):
     outcomes = flip_bits(tmp_path, count=400, seed=1)
-    assert (outcomes["refused"], outcomes["named"], outcomes["unchanged"]) == (400, 400, 0)
+    assert outcomes == {"refused": 400, "named": 400}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,6 @@
 """Make one torch optimizer for all parameters from a torch or a Pyro optimizer, and take its steps."""
 
 import inspect
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -361,41 +360,6 @@ def check_no_closure(optimizer: Optimizer) -> None:
         )
 
 
-def initial_rates(optimizer: Optimizer) -> list[float | None]:
-    """Return each group's learning rate before any schedule; None for a group without one."""
-    rates: list[float | None] = []
-    for group in optimizer.param_groups:
-        rate = group.get("initial_lr", group.get("lr"))
-        rates.append(None if rate is None else float(rate))
-    return rates
-
-
-def change_rates(
-    optimizer: Optimizer,
-    scheduler: Any,
-    saved_rates: list[Any],
-    rates: list[Any],
-    path: Path,
-) -> None:
-    """Change learning rates at a resume, with a warning; a decayed rate becomes the new rate with the same decay."""
-    if saved_rates == rates:
-        return
-    warnings.warn(
-        f"checkpoint {path} was made with lr={_rates_in_words(saved_rates)}, this run resumes with "
-        f"lr={_rates_in_words(rates)}",
-        stacklevel=4,
-    )
-    for group, saved_rate, rate in zip(optimizer.param_groups, saved_rates, rates, strict=True):
-        for name in {"lr", "initial_lr"} & group.keys():
-            group[name] = group[name] * (rate / saved_rate) if saved_rate else rate
-    _start_from(scheduler, [group.get("initial_lr") for group in optimizer.param_groups])
-
-
-def _rates_in_words(rates: Iterable[float | None]) -> str:
-    """Return learning rates as text for a message."""
-    return " and ".join(f"{rate:g}" for rate in rates if rate is not None)
-
-
 def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
     """Check the shapes of a saved state, and give its tensors the strides of the parameters.
 
@@ -418,11 +382,3 @@ def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -
                     f"{tuple(parameter.shape)}, got {tuple(value.shape)}"
                 )
             state[name] = torch.empty_like(parameter).copy_(value)
-
-
-def _start_from(scheduler: Any, rates: Sequence[float | None]) -> None:
-    """Set the base learning rates of a scheduler and of the schedulers that it consists of."""
-    if hasattr(scheduler, "base_lrs"):
-        scheduler.base_lrs = list(rates)
-    for inner_scheduler in getattr(scheduler, "_schedulers", ()):
-        _start_from(inner_scheduler, rates)

@@ -7,7 +7,6 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count, random_seed
+from pyro_radial._pyro.checks import optional, positive_count, random_seed
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.data import Batches, Rows
 from pyro_radial.infer.diagnose import not_standardized
@@ -32,7 +31,7 @@ from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, Optim, chec
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.progress import Progress, Record
-from pyro_radial.infer.training.training_run import SAVED, TrainingRun, choose_way
+from pyro_radial.infer.training.training_run import CHECKPOINT_FORMAT, TrainingRun, choose_mode
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 from pyro_radial.nn.modules import device_of, dtype_of
@@ -84,8 +83,8 @@ def fit(
 
     Each epoch passes over the data once in random order. A run with a ``checkpoint`` can be killed at any moment; the
     same call resumes it and ends bit for bit where an undisturbed run does, on one machine. When you resume, you may
-    change ``epochs``, ``patience`` and learning rates; a changed rate raises a warning. For training in several
-    processes see the page on scale.
+    change ``epochs`` and ``patience``. The optimizer and the scheduler go on with their saved learning rates; another
+    rate raises a warning. For training in several processes see the page on scale.
 
     :param model: a Pyro model ``model(x, y)`` whose likelihood scales a mini-batch, such as
         :class:`~pyro_radial.nn.SupervisedModel`. Modules are trained in the mode that they are in.
@@ -110,7 +109,7 @@ def fit(
     :param FitOptions options: early stopping, compiled graphs, precision, gradient accumulation and more.
     :returns: a :class:`FitResult`.
     :raises ValueError: naming the argument, if a value is out of range, the data hold NaN, or a checkpoint is damaged,
-        from another run, or being written by another run.
+        or from a run with another model or other settings.
     :raises FloatingPointError: naming the term and site, if a loss is NaN or infinite; no step is taken on it.
     :raises RuntimeError: in one of several processes, such as those of ``torchrun``.
 
@@ -125,56 +124,53 @@ def fit(
         (3, ['epoch', 'kl', 'kl_weight', 'loss', 'nll'])
     """
     _check_one_process()
-    check_types(FitOptions, options=options)
-    check_flag("progress", progress)
     loss = TermsELBO() if loss is None else loss
-    with ExitStack() as stack:
-        epochs = positive_count("epochs", epochs)
-        seed = optional(random_seed, "seed", seed)
-        batch_size = optional(positive_count, "batch_size", batch_size)
-        _check_parts(model, guide, loss, validation, callback, options)
-        _check_optim_and_scheduler(optim, scheduler, options)
-        kept = None if checkpoint is None else stack.enter_context(Checkpoint(checkpoint))
-        rows, held_out = _read(model, guide, data, validation, options.num_data)
-        size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
-        if seed is not None:
-            pyro.set_rng_seed(seed)
-        shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
-        batches = Batches(rows, size, shuffle_seed, device_of(guide, model))
-        steps = epochs * batches.per_epoch
-        too_short = optim.advice_before(steps) if isinstance(optim, GuideOptim) else None
-        _warn(too_short)
-        if scheduler == COSINE:
-            scheduler = partial(CosineAnnealingLR, T_max=steps)
-            options = replace(options, scheduler_interval="step")
-        elif scheduler is None and isinstance(optim, GuideOptim):
-            scheduler = partial(optim.scheduler, steps=steps)
-            options = replace(options, scheduler_interval="step")
-        if rows.dataset is None:
-            _warn(not_standardized(model, *rows.tensors))
-        saved = None if kept is None else kept.load(batches.device, needed=SAVED)
-        # With other epochs a resumed run goes on as it began.
-        graphs = saved["graphs"] if saved else choose_way(options, batches.device, steps)
-        run = TrainingRun(
-            model,
-            guide,
-            loss,
-            batches,
-            optim,
-            scheduler,
-            held_out,
-            seed=seed,
-            options=options,
-            graphs=graphs,
-            callback=callback,
-        )
-        if kept is not None:
-            run.begin(kept, saved, epochs)
-        run.train(epochs, kept, progress)
-        run.end()
-        _warn(_find_divergence(run.progress, run.trainer.steps_done))
-        if isinstance(optim, GuideOptim) and too_short is None:
-            _warn(optim.advice_after(run.trainer.optimizer))
+    epochs = positive_count("epochs", epochs)
+    seed = optional(random_seed, "seed", seed)
+    batch_size = optional(positive_count, "batch_size", batch_size)
+    _check_parts(model, loss, validation, options)
+    _check_optim_and_scheduler(optim, scheduler, options)
+    file = None if checkpoint is None else Checkpoint(checkpoint, CHECKPOINT_FORMAT)
+    rows, validation_rows = _read(model, guide, data, validation, options.num_data)
+    size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
+    if seed is not None:
+        pyro.set_rng_seed(seed)
+    shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
+    batches = Batches(rows, size, shuffle_seed, device_of(guide, model))
+    steps = epochs * batches.per_epoch
+    too_short = optim.advice_before(steps) if isinstance(optim, GuideOptim) else None
+    _warn(too_short)
+    if scheduler == COSINE:
+        scheduler = partial(CosineAnnealingLR, T_max=steps)
+        options = replace(options, scheduler_interval="step")
+    elif scheduler is None and isinstance(optim, GuideOptim):
+        scheduler = partial(optim.scheduler, steps=steps)
+        options = replace(options, scheduler_interval="step")
+    if rows.dataset is None:
+        _warn(not_standardized(model, *rows.tensors))
+    saved = None if file is None else file.load(batches.device)
+    # With other epochs a resumed run goes on as it began.
+    graphs = saved["graphs"] if saved else choose_mode(options, batches.device, steps)
+    run = TrainingRun(
+        model,
+        guide,
+        loss,
+        batches,
+        optim,
+        scheduler,
+        validation_rows,
+        seed=seed,
+        options=options,
+        graphs=graphs,
+        callback=callback,
+    )
+    if file is not None:
+        run.begin(file, saved, epochs)
+    run.train(epochs, file, progress)
+    run.end()
+    _warn(_find_divergence(run.progress, run.trainer.steps_done))
+    if isinstance(optim, GuideOptim) and too_short is None:
+        _warn(optim.advice_after(run.trainer.optimizer))
     return FitResult(run.progress.history, run.progress.best_epoch, run.stopped)
 
 
@@ -186,14 +182,14 @@ def _warn(advice: str | None) -> None:
 
 def _find_divergence(progress: Progress, steps: int) -> str | None:
     """Return a warning if a term of the loss in the last epoch is far above its value at the first step, else None."""
-    last = progress.history[-1]
-    if steps < FEWEST_STEPS or progress.start["kl_weight"] != last["kl_weight"]:
+    record = progress.history[-1]
+    if steps < FEWEST_STEPS or progress.start["kl_weight"] != record["kl_weight"]:
         return None
     for name, words in (("nll", "negative log-likelihood"), ("loss", "loss")):
         start = progress.start[name]
-        if last[name] - start > max(LEAST_RISE, abs(start)):
+        if record[name] - start > max(LEAST_RISE, abs(start)):
             return (
-                f"the {words} ended at {last[name]:.3g} nats per datum, far above its start at {start:.3g}; try a "
+                f"the {words} ended at {record[name]:.3g} nats per datum, far above its start at {start:.3g}; try a "
                 "smaller learning rate, or print(diagnose(model, guide, data))"
             )
     return None
@@ -216,26 +212,17 @@ def _read(
     """Return the rows to train and to validate on; tells the likelihood how many there are."""
     dtype = dtype_of(guide, model)
     rows = Rows(data, "data", dtype)
-    held_out = None if validation is None else Rows(validation, "validation", dtype)
+    validation_rows = None if validation is None else Rows(validation, "validation", dtype)
     set_num_data(model, num_data or len(rows))
-    return rows, held_out
+    return rows, validation_rows
 
 
-def _check_parts(
-    model: Model,
-    guide: object,
-    loss: object,
-    validation: object,
-    callback: object,
-    options: FitOptions,
-) -> None:
+def _check_parts(model: Model, loss: object, validation: object, options: FitOptions) -> None:
     if getattr(type(model), "forward", None) is BayesianModule.forward or not _takes_two(model):
         raise ValueError(
             "model must be a Pyro model of inputs and targets, model(x, y), such as "
             f"SupervisedModel(BayesianModule(net), likelihood), got {type(model).__name__}"
         )
-    check_types(Callable | None, callback=callback)
-    check_types(nn.Module, guide=guide)
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
         raise ValueError(f"loss must keep its terms, as TermsELBO does, got {type(loss).__name__}")
     if validation is None and options.patience is not None:
@@ -271,10 +258,8 @@ def _check_optim_and_scheduler(optim: object, scheduler: object, options: FitOpt
         raise ValueError(
             f"optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}"
         )
-    fits = scheduler in (None, COSINE) or (
-        callable(scheduler) and not isinstance(scheduler, PyroOptim | LRScheduler)
-    )
-    if not fits and not is_pyro:
+    makes_scheduler = callable(scheduler) and not isinstance(scheduler, PyroOptim | LRScheduler)
+    if not (makes_scheduler or is_pyro or scheduler in (None, COSINE)):
         raise ValueError(
             "scheduler must be a function from an optimizer to a torch scheduler, such as "
             "partial(torch.optim.lr_scheduler.StepLR, step_size=10), a Pyro scheduler, or 'cosine', got "

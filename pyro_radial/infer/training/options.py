@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from pyro_radial._pyro.checks import (
-    check_flag,
     non_negative_integer,
     optional,
     positive_count,
@@ -59,7 +58,6 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         positive_count("accumulate", self.accumulate)
-        optional(check_flag, "compile", self.compile)
         non_negative_integer("mean_only_epochs", self.mean_only_epochs)
         for name in ("num_data", "patience", "checkpoint_every"):
             optional(positive_count, name, getattr(self, name))

@@ -24,7 +24,6 @@ from pyro_radial.infer.optim.joint import (
     GuideOptim,
     JointOptimizer,
     Optim,
-    initial_rates,
     make_optimizer,
     unconstrained_parameters,
 )
@@ -92,14 +91,14 @@ class Trainer:
         self.parameters: dict[str, Tensor] = {**self.module_parameters(), **self._loose}
         self.optimizer = self._make_optimizer(optim, batch)
         #: The learning rate of each group of parameters before any schedule.
-        self.learning_rates = initial_rates(self.optimizer)
+        self.learning_rates = [float(group.get("lr", 0)) for group in self.optimizer.param_groups]
         self._joint = JointOptimizer(self.optimizer, clip_norm)
         self._accumulate = accumulate
         self._graphs = graphs
         self._compile_rows = compile_rows
         # The parts of a batch would overwrite each other's gradients in a captured graph.
         self._in_graph = graphs is not None and accumulate == 1
-        self._outside = None if clip_norm is None else "gradients are clipped"
+        self._eager_optimizer_reason = None if clip_norm is None else "gradients are clipped"
         self._likelihood = TermsELBO(kl_weight=0.0)
         self._check_terms = check
         self._check = FiniteCheck(None, self._not_finite)
@@ -125,7 +124,8 @@ class Trainer:
         """
         loss = self._likelihood if of_means else self.loss
         calls = [
-            self._call(loss, part, share) for part, share in split_batch(batch, self._accumulate)
+            self._call(loss, rows, gradient_scale)
+            for rows, gradient_scale in split_batch(batch, self._accumulate)
         ]
         with without_warnings(), mean_only() if of_means else nullcontext():
             evaluations = take_step(calls, self._evaluate, self._check, self._joint)
@@ -142,17 +142,17 @@ class Trainer:
         self._check.look(self.optimizer)
         check_parameters(self.parameters.items(), self.steps_done)
 
-    def _call(self, loss: TermsELBO, part: tuple[Batch, Batch], share: float) -> Call:
-        """Return what to evaluate for a part of a batch in the next step."""
+    def _call(self, loss: TermsELBO, rows: tuple[Batch, Batch], gradient_scale: float) -> Call:
+        """Return what to evaluate for some rows of a batch in the next step."""
         call = Call(
             loss,
             self._run,
             self.guide,
-            part,
+            rows,
             {},
             extra_parameters=self.parameters,
             weight=loss.weight_at(self.steps_done) if has_terms(loss) else 1.0,
-            gradient_scale=share,
+            gradient_scale=gradient_scale,
             step=self.steps_done + 1,
             check=self._check_terms,
         )
@@ -160,7 +160,7 @@ class Trainer:
             return call
         return call._replace(
             optimizer=self.optimizer,
-            eager_optimizer_reason=self._outside,
+            eager_optimizer_reason=self._eager_optimizer_reason,
             stopped=self._check.stopped,
         )
 
@@ -174,29 +174,29 @@ class Trainer:
             return evaluate_loss(call)
         except ValueError as error:
             # Validation stops at the first value that is not finite, and may not say where that came from.
-            found = self._parts_not_finite(Step([call], noise))
-            if not found:
+            nonfinite = self._describe_nonfinite(Step([call], noise))
+            if not nonfinite:
                 raise
-            raise not_finite_error(found, self.steps_done) from error
+            raise not_finite_error(nonfinite, self.steps_done) from error
 
     def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
         """Return the error for the first of these steps with a loss that is not finite, found by repeating them."""
         for number, step in enumerate(steps, self.steps_done + 1 - len(steps)):
-            if found := self._parts_not_finite(step):
-                return not_finite_error(found, number)
+            if nonfinite := self._describe_nonfinite(step):
+                return not_finite_error(nonfinite, number)
         return not_finite_error(["the sum of the terms of the loss"], self.steps_done)
 
-    def _parts_not_finite(self, step: Step) -> list[str]:
+    def _describe_nonfinite(self, step: Step) -> list[str]:
         """Return in words what is not finite in a step, found by repeating it with its noise."""
         # The search evaluates without validation: its own error must not hide the first one.
         for call in step.calls:
             step.noise.restore()
             with suppress(Exception):
-                found = find_not_finite(
+                nonfinite = find_not_finite(
                     call.loss, call.model, call.guide, call.args, {}, self.parameters
                 )
-                if found:
-                    return found
+                if nonfinite:
+                    return nonfinite
         return []
 
     def modules(self) -> dict[str, State]:
@@ -231,29 +231,29 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "learning_rates": self.learning_rates,
             "steps_done": self.steps_done,
-            "loss": states(self._loss_parts),
+            "loss": states(stateful_attributes(self.loss)),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Load what :meth:`state_dict` returned; see :meth:`check_entries`."""
         self.optimizer.load_state_dict(state["optimizer"])
-        load_states(self._loss_parts, state["loss"])
+        load_states(stateful_attributes(self.loss), state["loss"])
         self.load_modules(state)
         self.steps_done = state["steps_done"]
-
-    @property
-    def _loss_parts(self) -> dict[str, Any]:
-        """Return the attributes of the loss that may have a state, such as measurement points."""
-        # Modules of a loss, such as a prior on functions, are not trained.
-        own = {}
-        for name, part in vars(self.loss).items():
-            if not isinstance(part, nn.Module):
-                own[name] = part
-        return own
 
     def module_parameters(self) -> dict[str, Tensor]:
         """Return the parameters of the guide, the model and the loss, by name."""
         return dict(self.loss(self.model, self.guide).named_parameters())  # type: ignore[arg-type]
+
+
+def stateful_attributes(loss: object) -> dict[str, Any]:
+    """Return the attributes of a loss that may have a state, such as measurement points."""
+    attributes = {}
+    for name, value in getattr(loss, "__dict__", {}).items():
+        # Modules of a loss, such as a prior on functions, are not trained.
+        if not isinstance(value, nn.Module):
+            attributes[name] = value
+    return attributes
 
 
 @contextmanager
@@ -273,14 +273,14 @@ def _make_parameters(
         with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:
             drawn = poutine.trace(guide).get_trace(*batch)
             poutine.replay(model, trace=drawn)(*batch)
-    known: set[int] = set()
+    module_parameters: set[int] = set()
     for module in (model, guide):
         if isinstance(module, nn.Module):
-            known.update(map(id, module.parameters()))
+            module_parameters.update(map(id, module.parameters()))
     loose = {}
     for name, value in unconstrained_parameters(capture.trace).items():
         # Under the name of a module's parameter, Pyro's store can hold an unused namesake.
         namesake = isinstance(value, nn.Parameter) and isinstance(model, nn.Module)
-        if id(value) not in known and not namesake:
+        if id(value) not in module_parameters and not namesake:
             loose[name] = value
     return loose

@@ -4,8 +4,9 @@
 """The epochs of a training: records, validation, schedules, and checkpoints that lose nothing."""
 
 import math
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -23,19 +24,13 @@ from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.data import Batches, Rows
 from pyro_radial.infer.elbo import TermsELBO
-from pyro_radial.infer.optim.joint import Optim, change_rates, check_fused_state
+from pyro_radial.infer.optim.joint import Optim, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, COMPILED, RECORDED
 from pyro_radial.infer.step.loss_graphs import Graphs
-from pyro_radial.infer.training.checkpoint import Checkpoint, State
-from pyro_radial.infer.training.compared_settings import (
-    Settings,
-    data_settings,
-    optimizer_settings,
-    run_settings,
-)
-from pyro_radial.infer.training.data_checks import check_num_data, make_target_check
+from pyro_radial.infer.training.checkpoint import Checkpoint, Settings, State, plain_settings
 from pyro_radial.infer.training.options import FitOptions
+from pyro_radial.infer.training.preflight import check_num_data, make_target_check
 from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
@@ -46,20 +41,9 @@ SET_UP = 2**32
 STEPS_TO_CAPTURE, STEPS_TO_COMPILE = 100, 30_000
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
-# What a checkpoint must have.
-SAVED = (
-    *(entry.name for entry in fields(Progress)),
-    "graphs",
-    "settings",
-    "data",
-    "shuffle_seed",
-    "rng",
-    "loss",
-    "optimizer",
-    "guide",
-    "model",
-    "loose",
-)
+CHECKPOINT_FORMAT = "fit 5"
+# Attributes of a loss that a resumed run must share.
+LOSS_SETTINGS = ("num_particles", "vectorize_particles", "kl_weight", "weight_space_kl")
 
 
 class TrainingRun:
@@ -87,18 +71,21 @@ class TrainingRun:
         self.callback = callback
         self.graphs = graphs
         # The state of a method is that of its object.
-        self._callback_parts = {"callback": getattr(callback, "__self__", callback)}
+        self._callback_owner = {"callback": getattr(callback, "__self__", callback)}
         self.num_data = options.num_data or len(batches.rows)
         usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
-        self._first = self._check_targets(model)
+        first_rows = self._check_targets(model)
+        if isinstance(scheduler, PyroLRScheduler):
+            optim = scheduler
+            scheduler = partial(scheduler.pt_scheduler_constructor, **scheduler.kwargs)
         # These draws must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + batches.seed, batches.device):
             self.trainer = Trainer(
                 model,
                 guide,
-                self._first,
+                first_rows,
                 loss=loss,
-                optim=scheduler if isinstance(scheduler, PyroLRScheduler) else optim,
+                optim=optim,
                 clip_norm=options.clip_norm,
                 autocast=options.autocast,
                 accumulate=options.accumulate,
@@ -112,8 +99,9 @@ class TrainingRun:
         self.progress = Progress(
             torch.zeros(len(TERMS), dtype=torch.float64, device=self.trainer.device)
         )
-        # The settings and the data of the run as they are before it begins, if it keeps a checkpoint.
-        self._identity: dict[str, Settings] = {}
+        self._scheduler_settings = plain_settings(
+            getattr(scheduler, "keywords", {}), prefix="scheduler."
+        )
 
     @property
     def stopped(self) -> bool:
@@ -125,11 +113,11 @@ class TrainingRun:
 
     def train(self, epochs: int, checkpoint: Checkpoint | None, show: bool) -> None:
         """Train the remaining epochs; with ``show``, behind a progress bar."""
-        every = self.options.checkpoint_every
+        save_interval = self.options.checkpoint_every
         total = epochs * self.batches.per_epoch
-        done = min(self.trainer.steps_done, total)
+        initial = min(self.trainer.steps_done, total)
         progress = self.progress
-        with tqdm(total=total, initial=done, desc="fit", unit="step", disable=not show) as bar:
+        with tqdm(total=total, initial=initial, desc="fit", unit="step", disable=not show) as bar:
             while progress.epoch < epochs and not self.stopped:
                 for _ in range(progress.step_in_epoch, self.batches.per_epoch):
                     terms = self.step()
@@ -137,11 +125,12 @@ class TrainingRun:
                     if bar.update() or (show and bar.n == total):
                         _, nll, kl = terms.tolist()
                         bar.set_postfix({"nll": f"{nll:.4g}", "kl": f"{kl:.4g}"}, refresh=False)
-                    if checkpoint is not None and every and self.trainer.steps_done % every == 0:
+                    is_due = save_interval and self.trainer.steps_done % save_interval == 0
+                    if checkpoint is not None and is_due:
                         self.save(checkpoint)
                 progress.ended = self._asks_to_stop(self.end_epoch())
                 at_end = self.stopped or progress.epoch == epochs
-                if checkpoint is not None and (not every or at_end):
+                if checkpoint is not None and (not save_interval or at_end):
                     self.save(checkpoint)
 
     def step(self) -> Tensor:
@@ -176,7 +165,6 @@ class TrainingRun:
 
     def begin(self, checkpoint: Checkpoint, saved: State | None, epochs: int) -> None:
         """Resume from what a checkpoint's file holds, if it exists, and check that the file can be written."""
-        self._identity = self._identify()
         if saved is not None:
             self._load(checkpoint, saved)
         if self.progress.epoch < epochs and not self.stopped:
@@ -198,16 +186,16 @@ class TrainingRun:
     def _check_targets(self, model: Model) -> tuple[Batch, Batch]:
         """Check that the targets of all rows fit the model, and return the first rows."""
         with seeded(SET_UP + self.batches.seed, self.batches.device):
-            first = self.batches.first_rows()
-            check = make_target_check(model, first[0])
+            first_rows = self.batches.first_rows()
+            check = make_target_check(model, first_rows[0])
         for rows in (self.batches.rows, self.validation):
             if check is not None and rows is not None:
                 rows.check_targets(check)
-        return first
+        return first_rows
 
-    def _schedule(self, after: str, record: Record | None = None) -> None:
-        """Let the scheduler take a step if it is due after a step or an epoch."""
-        if self.scheduler is None or after != self.options.scheduler_interval:
+    def _schedule(self, interval: str, record: Record | None = None) -> None:
+        """Let the scheduler take a step if it is due after this interval, a step or an epoch."""
+        if self.scheduler is None or interval != self.options.scheduler_interval:
             return
         # After a resume this optimizer object has not taken a step.
         mark_stepped(self.trainer.optimizer)
@@ -232,19 +220,29 @@ class TrainingRun:
             )
         return value
 
-    def _identify(self) -> dict[str, Settings]:
-        """Describe the settings and the data of the run, which a resumed run must share."""
+    def _settings(self) -> Settings:
+        """Return the plain settings of the run, which a resumed run must share."""
         trainer = self.trainer
+        loss_settings = {name: getattr(trainer.loss, name, None) for name in LOSS_SETTINGS}
+        optimizer_settings = dict(trainer.optimizer.defaults)
+        optimizer_settings.pop("lr", None)
+        groups = trainer.optimizer.param_groups
+        group_sizes = tuple(len(group["params"]) for group in groups)
         options = asdict(self.options)
         # These may change when a run resumes.
         del options["patience"]
         del options["checkpoint_every"]
-        settings = {
-            **run_settings(trainer.model, trainer.guide, trainer.loss, self.scheduler, self._first),
+        return {
+            "guide": type(trainer.guide).__name__,
+            "likelihood": type(getattr(trainer.model, "likelihood", None)).__name__,
+            "loss": type(trainer.loss).__name__,
+            **plain_settings(loss_settings, prefix="loss."),
+            "optimizer": type(trainer.optimizer).__name__,
+            **plain_settings(optimizer_settings, prefix="optimizer."),
+            "sizes of parameter groups": group_sizes,
+            "scheduler": type(self.scheduler).__name__,
+            **self._scheduler_settings,
             **options,
-            **optimizer_settings(
-                trainer.optimizer, trainer.parameters, trainer.module_parameters().keys()
-            ),
             "autocast": str(self.options.autocast),
             "num_data": self.num_data,
             "rows": len(self.batches.rows),
@@ -252,47 +250,42 @@ class TrainingRun:
             "seed": self.seed,
             "validation": self.validation is not None,
         }
-        data = {"data": data_settings(self.batches.rows)}
-        if self.validation is not None:
-            data["validation data"] = data_settings(self.validation)
-        return {"settings": settings, "data": data}
 
     def _state(self) -> State:
         return {
             **self.progress.state_dict(),
-            **self._identity,
             **self.trainer.state_dict(),
+            "settings": self._settings(),
             "graphs": self.graphs,
             "shuffle_seed": self.batches.seed,
             "rng": rng_state(self.trainer.device),
-            "scheduler": states({"own": self.scheduler}),
-            "callback": states(self._callback_parts),
+            **states({"scheduler": self.scheduler}),
+            "callback": states(self._callback_owner),
         }
 
     def _load(self, checkpoint: Checkpoint, state: State) -> None:
         """Resume the run from a checkpoint; an error leaves everything unchanged."""
         trainer = self.trainer
         trainer.check_entries(checkpoint, state)
-        for name, current in self._identity.items():
-            checkpoint.check(state[name], current)
+        checkpoint.check_settings(state["settings"], self._settings())
         check_fused_state(trainer.optimizer, state["optimizer"], checkpoint.path)
-        load_states(self._callback_parts, state.get("callback", {}))
+        load_states(self._callback_owner, state["callback"])
         trainer.load_state_dict(state)
-        load_states({"own": self.scheduler}, state["scheduler"])
-        change_rates(
-            trainer.optimizer,
-            self.scheduler,
-            state["learning_rates"],
-            trainer.learning_rates,
-            checkpoint.path,
-        )
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if state["learning_rates"] != trainer.learning_rates:
+            warnings.warn(
+                f"checkpoint {checkpoint.path} was made with learning rates {state['learning_rates']} and goes on with "
+                f"them, not with {trainer.learning_rates}; use another checkpoint file to start anew",
+                stacklevel=4,
+            )
         self.progress.load_state_dict(state)
         self.graphs = state["graphs"]
         self.batches.seed = state["shuffle_seed"]
         set_rng_state(state["rng"], trainer.device)
 
 
-def choose_way(options: FitOptions, device: torch.device, steps: int) -> str:
+def choose_mode(options: FitOptions, device: torch.device, steps: int) -> str:
     """Return how to run a training of so many steps."""
     if options.compile is not None:
         return COMPILED if options.compile else AS_IT_IS
@@ -312,16 +305,14 @@ def _make_scheduler(scheduler: Any, optimizer: Optimizer, interval: str) -> Any:
     """Return a scheduler of an optimizer's learning rates, or None."""
     if scheduler is None:
         return None
-    if isinstance(scheduler, PyroLRScheduler):
-        scheduler = partial(scheduler.pt_scheduler_constructor, **scheduler.kwargs)
-    made: Any = scheduler(optimizer)
-    if not has_state(made):
+    torch_scheduler: Any = scheduler(optimizer)
+    if not has_state(torch_scheduler):
         raise ValueError(
             "scheduler must be a function from an optimizer to a scheduler with step, state_dict and load_state_dict, "
-            f"got one that returns {type(made).__name__}"
+            f"got one that returns {type(torch_scheduler).__name__}"
         )
-    if interval == "step" and isinstance(made, ReduceLROnPlateau):
+    if interval == "step" and isinstance(torch_scheduler, ReduceLROnPlateau):
         raise ValueError(
             "scheduler_interval must be 'epoch' with ReduceLROnPlateau, which needs the loss of an epoch, got 'step'"
         )
-    return made
+    return torch_scheduler

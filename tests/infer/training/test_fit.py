@@ -79,34 +79,6 @@ def test_without_validation_the_last_epoch_counts():
     assert (result.best_epoch, result.stopped_early) == (2, False)
 
 
-def test_a_validation_that_is_infinite_at_first_does_not_hide_a_better_one(monkeypatch):
-    scripted_validation(monkeypatch, [float("inf"), 2.0, 3.0])
-    _, result = trained(*problem(), validation=data())
-    assert result.best_epoch == 1
-
-
-def test_a_validation_that_is_never_finite_chooses_nothing(monkeypatch):
-    model, guide = problem()
-    scripted_validation(monkeypatch, [float("inf"), -float("inf"), float("inf"), float("inf")])
-    epochs = []
-    state, result = trained(
-        model,
-        guide,
-        epochs=4,
-        validation=data(),
-        patience=2,
-        callback=lambda record: epochs.append(state_of(model, guide)),
-    )
-    assert (len(result.history), result.best_epoch, result.stopped_early) == (3, 2, True)
-    assert_same(state, epochs[2])
-
-
-def test_a_density_without_bound_does_not_hide_a_better_one(monkeypatch):
-    scripted_validation(monkeypatch, [-float("inf"), 2.0, 3.0])
-    _, result = trained(*problem(), validation=data())
-    assert result.best_epoch == 1
-
-
 def test_a_callback_gets_each_record_and_stops_the_training():
     records = []
 
@@ -120,7 +92,7 @@ def test_a_callback_gets_each_record_and_stops_the_training():
     assert result.stopped_early
 
 
-@pytest.mark.parametrize(("rate", "epochs", "far"), [(3.0, 40, True), (0.01, 40, False), (3.0, 2, False)])
+@pytest.mark.parametrize(("rate", "epochs", "far"), [(3.0, 25, True), (0.01, 25, False), (3.0, 2, False)])
 def test_a_loss_that_ends_far_above_its_start_is_named(recwarn, rate, epochs, far):
     """The first rate is far too large; two epochs are too short to judge."""
     trained(*problem(), optim=partial(Adam, lr=rate), epochs=epochs)
@@ -132,9 +104,6 @@ def test_progress_shows_the_terms(capsys):
     trained(*problem(), progress=True)
     shown = capsys.readouterr().err
     assert all(part in shown for part in ("12/12", "nll=", "kl="))
-
-
-# ---------------------------------------------------------------------------------------------------- bad endings
 
 
 # ------------------------------------------------------------------------------------------------------ bad input
@@ -199,19 +168,6 @@ def infinity_in(rows):
 def test_bad_input_is_named(settings, message):
     with pytest.raises(ValueError, match=message):
         trained(*problem(), **settings)
-
-
-def test_data_with_nan_are_named_before_anything_is_trained():
-    model, guide = problem()
-    with pytest.raises(ValueError, match="NaN"):
-        trained(model, guide, validation=nan_in([0]))
-    assert guide.prototype_trace is None
-
-
-@pytest.mark.parametrize("guide", [lambda x, y: None, None])
-def test_a_guide_that_is_no_module_is_refused(guide):
-    with pytest.raises(ValueError, match=r"guide must be a Module"):
-        fit(problem()[0], guide, data(), **FIT)
 
 
 @pytest.mark.parametrize("model", [None, nn.Linear(3, 2), BayesianModule(nn.Linear(3, 2)), lambda x: None])

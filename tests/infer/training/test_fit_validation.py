@@ -3,8 +3,6 @@
 
 """The validation is the predictive density of held-out rows, and leaves the training alone."""
 
-import math
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -96,22 +94,3 @@ def test_a_loss_that_reads_functions_at_its_own_site_is_validated_there():
     model, guide, loss = made(Renamed, function_site="g")
     with pytest.raises(ValueError, match="function_site must be a site of the model, got 'f'"):
         trained(model, guide, data=(x, y), validation=(x[:9], y[:9]), loss=TermsELBO())
-
-
-@pytest.mark.parametrize(
-    ("scores", "best"),
-    [([math.inf, 2.0, 3.0], 1), ([math.inf] * 3, 2), ([2.0, -math.inf, 3.0], 0), ([3.0, 1.0, 2.0], 1)],
-)
-def test_an_infinite_validation_never_wins(scores, best, monkeypatch):
-    left = iter(scores)
-    monkeypatch.setattr(training_run.TrainingRun, "_validate", lambda *args: next(left))
-    epochs, pair = [], problem()
-    state, result = trained(*pair, validation=data(9), callback=lambda record: epochs.append(state_of(*pair)))
-    assert result.best_epoch == best
-    assert_same(state, epochs[best])
-
-
-def test_patience_runs_out_where_every_validation_is_infinite(monkeypatch):
-    monkeypatch.setattr(training_run.TrainingRun, "_validate", lambda *args: math.inf)
-    _, result = trained(*problem(), validation=data(9), patience=2, epochs=6)
-    assert (len(result.history), result.best_epoch, result.stopped_early) == (3, 2, True)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The number of data that a loss is scaled to is the number of rows, or what was said on purpose."""
+"""Every target fits the model, and the loss is scaled to the number of rows, or to what was said on purpose."""
 
 import copy
 
@@ -9,21 +9,13 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro import poutine
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_radial import (
-    AutoMeanField,
-    AutoRadial,
-    FitOptions,
-    TermsELBO,
-    diagnose,
-    fit,
-)
-from pyro_radial.continual import train_stream
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, diagnose, fit
+from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
-from tests.helpers.streams import chain, stream
 
 
 def unsized():
@@ -69,19 +61,6 @@ def test_each_training_takes_its_own_rows():
         fit(model, guide, data(12), **FIT)
 
 
-def test_without_num_data_and_without_training_the_targets_are_all_the_data():
-    model, guide = unsized()
-    x, y = data()
-    assert poutine.trace(model).get_trace(x, y).nodes["y"]["scale"] == 1
-    elbo, sized = TermsELBO(), TermsELBO()
-    torch.manual_seed(3)
-    value = elbo(model, guide)(x, y)
-    assert elbo.terms.num_data == ROWS
-    model.likelihood.num_data = ROWS
-    torch.manual_seed(3)
-    assert torch.equal(sized(model, guide)(x, y), value)
-
-
 def test_a_batch_larger_than_what_the_latest_training_had_is_refused_with_what_to_do():
     model, guide = unsized()
     fit(model, guide, data(12), **FIT)
@@ -111,16 +90,6 @@ def test_a_plate_that_has_not_the_size_of_the_data_is_named(size, found):
     fit(*plated(1000), (x, y), options=FitOptions(num_data=1000), **FIT)
 
 
-def test_a_stream_refuses_a_number_that_is_not_its_tasks():
-    one, tasks = chain(), stream()
-    one.likelihood.num_data = 7
-    name, rows = tasks.names[0], len(tasks[0].train[0])
-    with pytest.raises(ValueError, match=f"task '{name}': num_data .* got num_data=7 for {rows} rows"):
-        train_stream(one, tasks, epochs=1, progress=False)
-    with pytest.raises(ValueError, match=r"must leave out what the stream decides, got \['num_data'\]"):
-        train_stream(one, tasks, epochs=1, progress=False, options=FitOptions(num_data=rows))
-
-
 def test_a_table_of_counts_under_two_plates_is_told_the_product_of_both():
     rows, genes = 8, 3
 
@@ -139,3 +108,78 @@ def test_a_table_of_counts_under_two_plates_is_told_the_product_of_both():
         fit(model, AutoMeanField(model), data, **FIT)
     result = fit(model, AutoMeanField(model), data, options=FitOptions(num_data=rows * genes), **FIT)
     assert result.history
+
+
+# ------------------------------------------------------------------------------------------------------ targets
+
+ALL_ROWS = 24
+WRONG = {"Bernoulli": 2.0, "Poisson": 0.5, "NegativeBinomial": 0.5, "Categorical": 7}
+
+
+def model_and_data(name, wrong):
+    """The wrong target is in a row that the first batch of this seed does not hold."""
+    outputs = 3 if name == "Categorical" else 1
+    x, y = torch.randn(ALL_ROWS, 2), torch.zeros(ALL_ROWS, dtype=torch.long)
+    y = y if name == "Categorical" else y[:, None].float()
+    late = torch.randperm(ALL_ROWS, generator=torch.Generator().manual_seed(0))[-1]
+    y[late] = wrong
+    model = SupervisedModel(BayesianModule(nn.Linear(2, outputs)), getattr(likelihoods, name)())
+    return model, (x, y)
+
+
+def train_on(model, rows):
+    return fit(model, AutoRadial(model), rows, epochs=1, batch_size=8, seed=0, progress=False)
+
+
+@pytest.mark.parametrize("wrap", [lambda x, y: (x, y), TensorDataset])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_target_out_of_range_in_a_later_batch_is_named(name, wrap):
+    model, rows = model_and_data(name, WRONG[name])
+    with pytest.raises(ValueError, match=rf"data: y must hold .* for site 'y', got {WRONG[name]}"):
+        train_on(model, wrap(*rows))
+
+
+def test_targets_of_the_validation_are_checked_before_the_first_step():
+    model, rows = model_and_data("Categorical", 0)
+    _, wrong = model_and_data("Categorical", 7)
+    with pytest.raises(ValueError, match="validation: y must hold labels"):
+        fit(model, AutoRadial(model), rows, validation=wrong, epochs=1, seed=0, progress=False)
+
+
+def test_targets_in_memory_are_checked_once(monkeypatch):
+    model, rows = model_and_data("Categorical", 0)
+    seen = []
+    check = likelihoods.Categorical.check_target_values
+
+    def counted(self, f, y):
+        seen.append(len(y))
+        check(self, f, y)
+
+    monkeypatch.setattr(likelihoods.Categorical, "check_target_values", counted)
+    train_on(model, rows)
+    assert seen.count(ALL_ROWS) == 1
+
+
+def test_the_search_for_the_culprit_does_not_hide_the_first_error():
+    model, (x, y) = model_and_data("Categorical", 7)
+    trainer = Trainer(model, AutoRadial(model), (x, torch.zeros_like(y)))
+
+    def broken(*_):
+        raise ValueError("the first error")
+
+    def search(*_, **__):
+        raise RuntimeError("index 7 is out of bounds")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyro_radial.infer.training.trainer.find_not_finite", search)
+        patch.setattr("pyro_radial.infer.training.trainer.evaluate_loss", broken)
+        with pytest.raises(ValueError, match="the first error"):
+            trainer.step((x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+def test_one_hot_labels_are_named_with_what_to_do(dtype):
+    model, (x, y) = model_and_data("Categorical", 0)
+    with pytest.raises(ValueError, match=r"data: y must .* if the labels are one-hot, pass y.argmax\(-1\)") as caught:
+        train_on(model, (x, nn.functional.one_hot(y, 3).to(dtype)))
+    assert "(2," not in str(caught.value)
