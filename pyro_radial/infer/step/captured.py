@@ -88,7 +88,7 @@ class CudaGraphs(Device):
 
 
 def device_graphs(device: torch.device) -> Device | None:
-    """Return what captures steps on a device, or None on a CPU."""
+    """Return a :class:`Device` that captures steps on a GPU, or None on a CPU."""
     return CudaGraphs(device) if device.type == "cuda" else None
 
 
@@ -207,7 +207,7 @@ class CapturedStep:
             self._rates.write()
 
     def _fixed_properties(self, call: Call) -> tuple[object, ...]:
-        """Return what a captured graph depends on: addresses of tensors, settings of the optimizer, and hooks."""
+        """Return the properties that a captured graph fixes: addresses of tensors, optimizer settings and hooks."""
         tensors = [*self._recording.constants, *self._inputs]
         hooks = any(map(post_accumulate_hooks, self._recording.parameters.values()))
         if self.eager_optimizer_reason is not None:

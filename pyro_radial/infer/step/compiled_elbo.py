@@ -31,8 +31,8 @@ class CompiledELBO:
 
     It has the interface of Pyro's ELBOs: ``elbo.differentiable_loss(model, guide, *args)``, ``elbo.loss_and_grads``,
     ``elbo.loss``, and ``elbo(model, guide)`` is a module with the parameters of both. See
-    :class:`~pyro_radial.CompiledSVI`, which adds an optimizer, for what can be compiled. Without an optimizer a step is
-    no CUDA graph.
+    :class:`~pyro_radial.CompiledSVI`, which adds an optimizer, for what can be compiled. As it has no
+    optimizer, its graphs are not captured as CUDA graphs.
 
     :param loss: an ELBO, or a function of the model, the guide and their arguments.
     :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.

@@ -209,7 +209,7 @@ def is_differentiable(loss: Any) -> bool:
 
 
 def _overrides_gradients(loss: Any) -> bool:
-    """Return whether the class of a loss overrides ``loss_and_grads`` alone, so that its gradients come from there."""
+    """Return whether the class of a loss overrides ``loss_and_grads`` but not ``differentiable_loss``."""
     for names in (vars(loss), *map(vars, type(loss).__mro__)):
         if "differentiable_loss" in names or "loss_and_grads" in names:
             return "differentiable_loss" not in names

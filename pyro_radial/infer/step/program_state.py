@@ -254,7 +254,8 @@ class State:
     def is_valid(self) -> bool:
         """Return whether the state is unchanged.
 
-        A tensor that was replaced by one with the same properties is no change; the new tensor is taken over.
+        A tensor that was replaced by one with the same properties does not count as a change; the state then refers to
+        the new tensor.
         """
         with DisableTorchFunctionSubclass():
             return self._is_identical() or self._take_over_replaced_tensors()
@@ -271,7 +272,7 @@ class State:
         return False
 
     def _take_over_replaced_tensors(self) -> bool:
-        """Take over tensors that were replaced by ones with the same properties; return False if more has changed."""
+        """Refer to the new tensors if tensors with the same properties are the only change; else return False."""
         if self.changes():
             return False
         current_by_id: dict[int, Any] = {}

@@ -267,7 +267,7 @@ def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tenso
 
 
 class FirstRun(NamedTuple):
-    """A program after one usual run, with what recording needs to know from this run.
+    """A program after one usual run, with the results of this run that recording needs.
 
     :param handler: has noted the scales and the checked sites.
     :param parameters: the parameters by name.

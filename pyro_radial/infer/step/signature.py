@@ -159,7 +159,7 @@ def descriptions(values: Sequence[object], positions: Collection[int]) -> tuple[
 def kinds(values: Sequence[object]) -> tuple[Hashable, ...]:
     """Return the description of each leaf without shapes of tensors and values of numbers.
 
-    Whether a program can be recorded depends on these alone.
+    Only these properties decide whether a program can be recorded.
     """
     described: list[Hashable] = []
     for value in values:

@@ -131,7 +131,7 @@ def record(
     :param arguments: small values that are computed from them may be read; see :class:`Guards`.
     :param readable: other tensors that may be read if they are small.
     :param changed: tensors that the function changes, and that may not be read.
-    :raises UnrecordableError: if no graph can do what the function does.
+    :raises UnrecordableError: if the function does something that a graph cannot do.
     """
     inputs = [*numbers, *arguments]
     leaves: list[object] = []
@@ -165,7 +165,7 @@ def record(
 class _HostReads(TorchDispatchMode):
     """Follow which inputs each value is computed from, note the values that Python reads, and refuse the others.
 
-    Python may read values that are computed from numbers, readable tensors and arguments alone.
+    Python may read values that are computed only from numbers, readable tensors and arguments.
     """
 
     def __init__(
@@ -364,7 +364,7 @@ def restore_tensors(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 @contextmanager
 def note_replaced_buffers() -> Iterator[Buffers]:
-    """Collect the buffers that modules replace by assignment in the block, which is no tensor operation."""
+    """Collect the buffers that modules replace by assignment in the block, which tensor operations do not show."""
     replaced_buffers: Buffers = {}
 
     def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
@@ -414,7 +414,7 @@ def _changed_by(func: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
 def _split_off_guards(
     module: GraphModule, constants: Sequence[Tensor], num_numbers: int, expected: Sequence[Tensor]
 ) -> Guards | None:
-    """Move the guarded values, the last results of a graph, into a graph that computes them alone.
+    """Move the guarded values, the last results of a graph, into a separate graph that computes only them.
 
     :param module: takes constants, numbers and arguments.
     :param expected: the guarded values.
@@ -485,7 +485,7 @@ def _fold_literals(
     graph = module.graph
     graph.eliminate_dead_code()
     inputs_of_constants = graph.find_nodes(op="placeholder")[: len(constants)]
-    # The inputs that stay, with their tensors, and the nodes whose tensors depend on literals alone.
+    # The inputs that stay, with their tensors, and the nodes whose tensors depend only on literals.
     constant_nodes: dict[Node, Tensor] = {}
     folded: dict[Node, Tensor] = {}
     for node, tensor in zip(inputs_of_constants, constants, strict=True):
