@@ -151,7 +151,7 @@ def line(file: str, number: int | None) -> str:
 
 def is_library(module: object) -> bool:
     """Return whether a module of this name belongs to a library, not to the user."""
-    # Python makes a module for each named tuple.
+    # The code of named tuples has such a module name.
     return isinstance(module, str) and (
         module.partition(".")[0] in LIBRARIES or module.startswith("namedtuple_")
     )

@@ -70,7 +70,7 @@ class Numbers:
     positions: set[int] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
     #: Numbers that Python reads, as in ``if number > 0`` or ``range(number)``, so each value has a separate graph.
-    read: set[int | str] = field(default_factory=set)
+    read_by_python: set[int | str] = field(default_factory=set)
     #: The first value of each number among the leaves, by position.
     _first_values: dict[int, object] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ class Numbers:
                 if (
                     first_value != value
                     and type(first_value) is type(value)
-                    and position not in self.read
+                    and position not in self.read_by_python
                 ):
                     self.positions.add(position)
         return len(self.positions) > num_positions
@@ -94,14 +94,14 @@ class Numbers:
     def notice_paths(self, paths: Collection[str]) -> bool:
         """Make the numbers of the state at these paths inputs; return whether any was not one before."""
         num_paths = len(self.paths)
-        self.paths.update(path for path in paths if path not in self.read)
+        self.paths.update(path for path in paths if path not in self.read_by_python)
         return len(self.paths) > num_paths
 
-    def exclude(self, read: Collection[int | str]) -> None:
+    def exclude(self, origins: Collection[int | str]) -> None:
         """Make numbers that Python reads inputs no longer; each of their values has a separate graph from now on."""
-        self.read.update(read)
-        self.positions -= self.read
-        self.paths -= self.read
+        self.read_by_python.update(origins)
+        self.positions -= self.read_by_python
+        self.paths -= self.read_by_python
 
     def exclude_all(self) -> None:
         """Make no number an input; each value of every number has a separate graph from now on."""
