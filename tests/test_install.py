@@ -36,7 +36,7 @@ def run(python, code, folder):
 
 
 def test_the_first_example_imports_nothing_of_the_extras_and_the_library_no_compiler():
-    hide = f"import sys\nsys.modules.update(dict.fromkeys({EXTRAS}))\n"
+    hide = f"import sys\nsys.modules.update(dict.fromkeys({(*EXTRAS, 'torch_pruning')}))\n"
     # A second of each start; an optimizer imports it when it is made.
     alone = "import pyro_radial\nassert 'torch._dynamo' not in sys.modules\n"
     run(sys.executable, hide + alone + EXAMPLES[0].replace("range(500)", "range(3)"), ROOT)
@@ -78,7 +78,7 @@ def test_the_wheel_runs_the_readme(tmp_path):
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     constraints = str(ROOT / "constraints.txt")
-    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, str(wheel)]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, f"{wheel}[pruning]"]
     subprocess.run(install, check=True, env=ENVIRONMENT)
     found = f"import importlib.util\nprint([name for name in {EXTRAS} if importlib.util.find_spec(name)])"
     assert run(python, found, tmp_path) == "[]\n"

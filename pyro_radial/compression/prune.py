@@ -1,43 +1,44 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A trained Bayesian network, pruned to a smaller plain network by the loss of nested cuts."""
+"""A trained Bayesian network, pruned to a smaller plain network by the errors of nested cuts."""
 
 from __future__ import annotations
 
+import copy
 import math
-import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch_pruning
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim.swa_utils import update_bn
 
-from pyro_radial._pyro.checks import check_types, non_negative_float, positive_count
+from pyro_radial._pyro.checks import non_negative_float, positive_count
 from pyro_radial._pyro.random_numbers import seeded
-from pyro_radial.compression.graph import count_flops, count_weights, read_chain
-from pyro_radial.compression.scores import Cut, Scores, check_guide, unit_scores
-from pyro_radial.compression.surgery import complete_cut, cut_network
+from pyro_radial.compression.scores import PosteriorImportance, check_guide
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.per_site import AutoPerSite
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import Categorical, Likelihood
 from pyro_radial.nn.modules import device_of
-from pyro_radial.nn.supervised import SupervisedModel
+from pyro_radial.nn.supervised import SupervisedModel, for_likelihood
 
 ROWS_AT_ONCE = 1_000  # evaluated at a time
+COUNTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+#: The output channels to remove, by the name of a layer. Layers that depend on it lose the same ones.
+Removed = dict[str, list[int]]
 
 
-class CutRecord(NamedTuple):
-    """A cut, and the loss and the size of the network that it leaves."""
+class PrunedSize(NamedTuple):
+    """The channels that were removed, and the error and the size of the network that is left."""
 
-    cut: Cut
-    loss: float
+    removed: Removed
+    error: float
     weights: int
     flops: int
 
@@ -47,20 +48,21 @@ class Pruned:
     """A pruned network, from :func:`prune`.
 
     :param network: the smaller plain network.
-    :param record: its ``cut``, its validation error in percent (``loss``), its number of ``weights`` without biases,
-        and its ``flops``: for each output of a layer a multiply-add for each weight that enters it, and one more.
+    :param record: the channels ``removed``, by the name of the layer that writes them; its validation ``error`` in
+        percent; its number of ``weights``, in parameters of two or more dims; and its ``flops`` for one row: for each
+        output of a linear layer or convolution a multiply-add for each weight that enters it, and one more.
     :param path: the same of all networks that were tried; the first is the whole network.
     """
 
-    network: nn.Sequential
-    record: CutRecord
-    path: list[CutRecord]
+    network: nn.Module
+    record: PrunedSize
+    path: list[PrunedSize]
 
     def __repr__(self) -> str:
         whole = self.path[0]
         return (
             f"Pruned({self.record.weights:,} of {whole.weights:,} weights, {self.record.flops:,} of {whole.flops:,} "
-            f"FLOPs, validation error {self.record.loss:.2f} % after {whole.loss:.2f} %)"
+            f"FLOPs, validation error {self.record.error:.2f} % after {whole.error:.2f} %)"
         )
 
 
@@ -68,23 +70,28 @@ class Pruned:
 def prune(
     model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: float, *, num_cuts: int = 50
 ) -> Pruned:
-    """Remove the units that matter least under the posterior, as long as the validation error allows it.
+    """Remove the channels that matter least under the posterior, as long as the validation error allows it.
 
-    This starts from :func:`mean_network` and cuts units in the order of :func:`unit_scores`, once by the scores
-    themselves and once by their ranks within each layer. It returns the smallest network whose error is at most that of
-    the whole network plus the tolerance; fine-tune it like any plain network. Running statistics of batch norms are
-    those of noisy networks, so all networks get new ones, from the inputs of the data.
+    This starts from :func:`mean_network` and removes channels in the order of :class:`PosteriorImportance`, once by the
+    scores themselves and once by their ranks within each layer. It returns the smallest network whose error is at most
+    that of the whole network plus the tolerance; fine-tune it like any plain network. Running statistics of batch norms
+    are those of noisy networks, so all networks get new ones, from the inputs of the data.
+
+    Torch-Pruning finds out which layers depend on each other, and removes the channels. Channels that are added by a
+    skip connection go together, and each head of an :class:`~torch.nn.MultiheadAttention` loses as many. A layer stays
+    whole if the network does not run with fewer of its channels: those that write the network's outputs, are added to
+    its inputs, or are split by a fixed number, such as queries and keys of an attention of your own.
 
     :param SupervisedModel model: a classifier with the likelihood :class:`~pyro_radial.nn.likelihoods.Categorical`,
-        around a chain of layers, as for :func:`~pyro_radial.compression.cut_network`.
+        around any network that takes one tensor. Not changed.
     :param guide: its trained guide, of this library.
     :param data: validation rows, as for :func:`~pyro_radial.fit`.
     :param float tolerance: the largest allowed rise of the validation error, in percentage points.
-    :param int num_cuts: the largest number of cuts in each of the two orders.
+    :param int num_cuts: the largest number of networks tried in each of the two orders.
     :returns: a result with ``network``, the smaller network; ``record``, its error and size; and ``path``, the record
         of every network tried.
-    :raises ValueError: naming the argument: for a network with branches, another likelihood, a guide without
-        scores, data that do not fit, or a tolerance that is negative or not finite.
+    :raises ValueError: naming the argument: for a network without channels to remove, another likelihood, a guide
+        without scores, data that do not fit, or a tolerance that is negative or not finite.
 
     Example::
 
@@ -95,7 +102,7 @@ def prune(
         >>> guide.setup(x, y)
         >>> result = prune(model, guide, (x, y), tolerance=100.0)
         >>> result.record.weights, result.path[0].weights
-        (3, 48)
+        (6, 48)
     """
     non_negative_float("tolerance", tolerance)
     if positive_count("num_cuts", num_cuts) < 2:
@@ -105,26 +112,33 @@ def prune(
     example, _ = rows.take(torch.arange(min(2, len(rows)), device="cpu"))
     if not isinstance(example, Tensor):
         raise ValueError(f"data: x must be one tensor, got {type(example).__name__}")
-    scores = unit_scores(guide)
-    net = _chain(mean_network(bnn, guide))
-    # Both orders start with the whole network.
-    cuts = (
-        nested_cuts(scores, num_cuts, per_layer=False)
-        + nested_cuts(scores, num_cuts, per_layer=True)[1:]
-    )
-    with warnings.catch_warnings():
-        # At the end of a path, layers that would be left without units keep one.
-        warnings.filterwarnings("ignore", message=".* would be cut", category=UserWarning)
-        measure = partial(_percent_wrong, rows=rows, likelihood=model.likelihood)
-        path = [evaluate_cut(net, cut, measure, example.shape[1:], scores) for cut in cuts]
-    allowed = path[0].loss + tolerance + 1e-9
+    whole = mean_network(bnn, guide)
+    example = move(example, device_of(whole))
+    error_of = partial(_percent_wrong, rows=rows, likelihood=model.likelihood)
+    path = [
+        PrunedSize({}, error_of(copy.deepcopy(whole)), *count_weights_and_flops(whole, example))
+    ]
+    groups = removable_groups(whole, example, PosteriorImportance(whole, guide))
+    if not groups:
+        raise ValueError(
+            "model must hold a network with channels that can be removed, got none that has scores in "
+            f"{type(whole).__name__}"
+        )
+    cuts = nested_cuts(groups, num_cuts, per_layer=False)
+    cuts += nested_cuts(groups, num_cuts, per_layer=True)
+    for removed in cuts:
+        smaller = remove_channels(whole, example, removed)
+        path.append(
+            PrunedSize(removed, error_of(smaller), *count_weights_and_flops(smaller, example))
+        )
+    allowed = path[0].error + tolerance + 1e-9
     best = min(
-        (record for record in path if record.loss <= allowed),
+        (record for record in path if record.error <= allowed),
         key=lambda record: (record.weights, record.flops),
     )
-    small = cut_network(net, best.cut)
-    measure(small)  # for its batch norms
-    return Pruned(small.train(model.training), best, path)
+    network = remove_channels(whole, example, best.removed)
+    error_of(network)  # for its batch norms
+    return Pruned(network.train(model.training), best, path)
 
 
 @torch.no_grad()
@@ -150,7 +164,6 @@ def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
         >>> bool(((ratio > 0.998) & (ratio < 1.0)).all())
         True
     """
-    check_types(BayesianModule, bnn=bnn)
     check_guide(guide)
     values = guide.median()
     for site, distribution in cast("dict[str, Distribution]", guide.posterior()).items():
@@ -159,44 +172,72 @@ def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
     return bnn.to_module(values)
 
 
-def nested_cuts(scores: Scores, num_cuts: int, *, per_layer: bool) -> list[Cut]:
-    """List nested cuts, from one that keeps everything to one that keeps a single unit of each layer.
+class ChannelGroup(NamedTuple):
+    """The channels of one layer, each of which goes together with what depends on it."""
 
-    Each cut removes the units below a threshold, except the best unit of each layer (of its outputs and of its inputs).
-    Scores of all layers, outputs and inputs are compared with each other, so they must be on a common scale. With
-    ``per_layer`` their ranks within their own layer are compared: each cut then removes the same share of every layer.
-    There are at most ``num_cuts``, spread evenly over the distinct scores.
+    layer: str
+    #: One score for each channel of a section, ``[channels / sections]``.
+    scores: Tensor
+    #: Equal parts that must keep equal sizes, such as the heads of an attention.
+    sections: int
+
+    def channels(self, index: Tensor) -> list[int]:
+        """Return the channels of all sections at these places within a section."""
+        starts = len(self.scores) * torch.arange(self.sections, device="cpu")
+        return sorted((starts[:, None] + index).flatten().tolist())
+
+
+def removable_groups(
+    network: nn.Module, example: Tensor, importance: PosteriorImportance
+) -> list[ChannelGroup]:
+    """List the groups of channels that have scores, and without some of which the network runs."""
+    groups = []
+    names = {module: name for name, module in network.named_modules()}
+    for dependent in _trace(network, example).get_all_groups():
+        scores = importance(dependent)
+        if scores is None:
+            continue
+        sections = max(_sections(item.dep.target.module) for item in dependent)
+        by_section = scores.reshape(sections, -1).mean(0)
+        group = ChannelGroup(names[dependent[0].dep.target.module], by_section, sections)
+        if len(by_section) > 1 and _runs_without(network, example, group):
+            groups.append(group)
+    return groups
+
+
+def nested_cuts(groups: list[ChannelGroup], num_cuts: int, *, per_layer: bool) -> list[Removed]:
+    """List the channels to remove in nested cuts, up to one that keeps a single channel of each group and section.
+
+    Each cut removes the channels up to a quantile of all scores, except the best one of each group. Scores of different
+    groups are compared, so they must be on a common scale. With ``per_layer`` the quantile is that of the group's own
+    scores: each cut then removes the same share of every group. There are at most ``num_cuts``.
     """
-    everything = None
-    if not per_layer:
-        everything = torch.cat([*scores.outputs.values(), *scores.inputs.values()])
-    outputs = {layer: _ranks(values, everything) for layer, values in scores.outputs.items()}
-    inputs = {layer: _ranks(values, everything) for layer, values in scores.inputs.items()}
-    ranks = torch.cat([*outputs.values(), *inputs.values()])
-    levels = torch.cat([ranks.new_tensor([-1.0]), ranks[ranks < math.inf].unique()])
-    chosen = (
-        torch.linspace(0, len(levels) - 1, min(num_cuts, len(levels)), device="cpu").round().long()
-    )
-    cuts = []
-    for level in levels[chosen]:
-        kept_outputs = {layer: values > level for layer, values in outputs.items()}
-        kept_inputs = {layer: values > level for layer, values in inputs.items()}
-        cuts.append(Cut(kept_outputs, kept_inputs))
+    all_scores = torch.cat([group.scores for group in groups])
+    cuts: list[Removed] = []
+    for quantile in torch.linspace(0.0, 1.0, num_cuts, device="cpu").tolist():
+        removed = {}
+        for group in groups:
+            reference = group.scores if per_layer else all_scores
+            is_low = group.scores <= reference.quantile(quantile, interpolation="lower")
+            is_low[group.scores.argmax()] = False
+            if is_low.any():
+                removed[group.layer] = group.channels(is_low.nonzero().squeeze(1))
+        if removed and removed not in cuts:
+            cuts.append(removed)
     return cuts
 
 
-def evaluate_cut(
-    net: nn.Sequential,
-    cut: Cut,
-    loss: Callable[[nn.Sequential], float],
-    input_shape: Sequence[int],
-    scores: Scores | None = None,
-) -> CutRecord:
-    """Cut a network, and measure the loss and the size of what is left; the arguments are those of ``cut_network``."""
-    whole = complete_cut(net, cut, scores)
-    small = cut_network(net, whole)
-    flops = count_flops(small, input_shape)
-    return CutRecord(whole, loss(small), count_weights(small), flops)
+def remove_channels(network: nn.Module, example: Tensor, removed: Removed) -> nn.Module:
+    """Build a copy of the network without some output channels of layers, and without what depends on them."""
+    smaller = copy.deepcopy(network)
+    graph = _trace(smaller, example)
+    for name, channels in removed.items():
+        layer = smaller.get_submodule(name)
+        handler = graph.get_pruner_of_module(layer).prune_out_channels
+        graph.get_pruning_group(layer, handler, channels).prune()
+    for name, parameter in smaller.named_parameters():
+        parameter.requires_grad_(network.get_parameter(name).requires_grad)
+    return smaller
 
 
 def _network_of(model: object) -> BayesianModule:
@@ -216,37 +257,75 @@ def _network_of(model: object) -> BayesianModule:
     return bnn
 
 
-def _chain(net: nn.Module) -> nn.Sequential:
-    """Return the network, or raise a ValueError if it is not a chain of layers."""
+def _trace(network: nn.Module, example: Tensor) -> torch_pruning.DependencyGraph:
+    """Trace, by gradients, which layers depend on each other; the network is put in evaluation mode."""
+    with torch.enable_grad():
+        return torch_pruning.DependencyGraph().build_dependency(network, (example,), verbose=False)
+
+
+def _sections(module: nn.Module) -> int:
+    """Return the number of parts of a module that must keep equal sizes."""
+    if isinstance(module, nn.MultiheadAttention):
+        return module.num_heads
+    if getattr(module, "groups", 1) == getattr(module, "out_channels", 0):
+        return 1  # A depthwise convolution has as many groups as channels, also when it is pruned.
+    return getattr(module, "groups", getattr(module, "num_groups", 1))
+
+
+def _runs_without(network: nn.Module, example: Tensor, group: ChannelGroup) -> bool:
+    """Return whether the network runs, with outputs as before, without the first channel of each section."""
+    channels = group.channels(torch.zeros(1, dtype=torch.long, device="cpu"))
     try:
-        read_chain(net)
-    except ValueError as error:
-        raise ValueError(f"model must hold a chain of layers: {error}") from error
-    return cast("nn.Sequential", net)
+        smaller = remove_channels(network, example, {group.layer: channels})
+        return _output_shapes(smaller(example)) == _output_shapes(network(example))
+    except Exception:  # Networks and Torch-Pruning raise errors of many types.
+        return False
 
 
-def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
+def _output_shapes(outputs: object) -> list[torch.Size]:
+    return [output.shape for output in torch_pruning.utils.flatten_as_list(outputs)]
+
+
+def count_weights_and_flops(network: nn.Module, example: Tensor) -> tuple[int, int]:
+    r"""Count the weights, and the operations of linear layers and convolutions for one row.
+
+    Each output takes one multiply-add for each weight that enters it, and one for the bias, with or without a bias: a
+    convolution :math:`(K_h K_w C_{in} + 1) \, H_{out} W_{out} C_{out}`.
+
+    Source: Oh, Adamczewski and Park (2019), section 5.2. The numbers in its table 2 do not follow its formula: they
+    count a layer that no network of the table has, with 16 inputs per channel of the last convolution, and leave out
+    the last layer.
+    """
+    weights = sum(tensor.numel() for tensor in network.parameters() if tensor.ndim >= 2)
+    counts: list[int] = []
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        counts.append((cast("Tensor", layer.weight)[0].numel() + 1) * output.numel())
+
+    layers = [module for module in network.modules() if isinstance(module, COUNTED_LAYERS)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    network.eval()(example[:1])
+    for hook in hooks:
+        hook.remove()
+    return weights, sum(counts)
+
+
+def _percent_wrong(network: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
     """Return the share of rows with another label than the most probable class, in percent."""
-    device = device_of(net)
-    wrong = 0
-    parts = torch.arange(len(rows), device="cpu").tensor_split(math.ceil(len(rows) / ROWS_AT_ONCE))
+    device = device_of(network)
+    num_wrong = 0
+    batches = torch.arange(len(rows), device="cpu").tensor_split(
+        math.ceil(len(rows) / ROWS_AT_ONCE)
+    )
     try:
         with seeded(0, device):  # Dropouts draw.
-            update_bn((move(rows.take(index)[0], device) for index in parts), net)
-        net.eval()
-        for index in parts:
-            x, y = (move(part, device) for part in rows.take(index))
-            logits = net(x)
-            wrong += int((logits.argmax(-1) != likelihood.check_target(logits, y)).sum())
-    except (RuntimeError, ValueError) as error:
+            update_bn((move(rows.take(index)[0], device) for index in batches), network)
+        network.eval()
+        for index in batches:
+            x, y = (move(tensor, device) for tensor in rows.take(index))
+            logits = for_likelihood(network(x), likelihood)
+            target = likelihood.check_target(logits, y)
+            num_wrong += int((logits.argmax(-1) != target).sum())
+    except (RuntimeError, ValueError, IndexError) as error:
         raise ValueError(f"data: {error}") from error
-    return 100.0 * wrong / len(rows)
-
-
-def _ranks(scores: Tensor, among: Tensor | None) -> Tensor:
-    """Return the share of scores below each, by default within its layer; infinite for the best, which is never cut."""
-    own = scores.detach().cpu().double()
-    others = own if among is None else among.detach().cpu().double()
-    ranks = torch.searchsorted(others.sort().values, own).double() / len(others)
-    ranks[int(own.argmax())] = math.inf
-    return ranks
+    return 100.0 * num_wrong / len(rows)

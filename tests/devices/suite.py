@@ -563,8 +563,8 @@ def laplace(model, guide, rows, structure):
     return found.mean, predict(model, found, rows[0], num_samples=3).samples
 
 
-def pruned(found):
-    return values(found.network), found.record.loss
+def pruned(result):
+    return values(result.network), result.record.error
 
 
 @pytest.mark.parametrize("name", AFTER)
