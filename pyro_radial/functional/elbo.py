@@ -12,7 +12,7 @@ from pyro.infer.util import validation_enabled
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_types, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.functional.divergences.estimate import (
@@ -99,9 +99,9 @@ class FunctionalELBO(TermsELBO):
         kl_weight: float | Callable[[int], float] = 1.0,
         **kwargs: Any,
     ) -> None:
-        if held := kwargs.keys() & {"num_particles", "vectorize_particles"}:
+        if reserved := kwargs.keys() & {"num_particles", "vectorize_particles"}:
             raise ValueError(
-                f"{min(held)} must be left out, because num_functions is the number of draws"
+                f"{min(reserved)} must be left out, because num_functions is the number of draws"
             )
         super().__init__(
             positive_count("num_functions", num_functions),
@@ -110,11 +110,7 @@ class FunctionalELBO(TermsELBO):
             **kwargs,
         )
         check_prior(prior)
-        self.divergence: Divergence | ProcessDivergence | None = divergence
-        if divergence is not None:
-            check_types(Callable, divergence=divergence)
-        check_types(str, function_site=function_site)
-        check_types(Callable | None, measurement_points=measurement_points)
+        self.divergence = divergence
         if compare_at not in PLACES:
             raise ValueError(f"compare_at must be one of {PLACES}, got {compare_at!r}")
         if compare_at == "measurement_points" and measurement_points is None:
@@ -127,7 +123,7 @@ class FunctionalELBO(TermsELBO):
         # The default divergence and the sites that the function depends on are found once, like the nesting of plates,
         # and without random numbers of the loss, so that the first loss draws the same as any other.
         self._default_divergence: Divergence | ProcessDivergence | None = None
-        self._beside_function: frozenset[str] | None = None
+        self._sites_with_kl: frozenset[str] | None = None
         self._structures: dict[tuple[object, ...], Structure] = {}
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -143,56 +139,57 @@ class FunctionalELBO(TermsELBO):
         else:
             for name, latent in run.guide_trace.iter_stochastic_nodes():
                 check_drawn(name, latent, "guide must draw whole functions")
-        if self._beside_function is None:
+        if self._sites_with_kl is None:
             with seeded(0, x.device):
-                self._beside_function = self._sites_beside_function(run, x, functions)
-        beside = self._beside_function
+                self._sites_with_kl = self._find_sites_with_kl(run, x, functions)
+        sites_with_kl = self._sites_with_kl
         points = x
         if self.measurement_points is not None:
-            further = self._further_points(self.measurement_points, x)
-            functions, points = self._with_further(functions, x, further, run)
+            drawn_points = self._draw_points(self.measurement_points, x)
+            functions, points = self._with_points(functions, x, drawn_points, run)
         estimate = self._estimate(divergence, functions, points)
         value = 0.0 if estimate.value is None else estimate.value
         # The value of one, the gradient of the other; summed over the particles as all terms are.
         differentiable = value + estimate.surrogate - estimate.surrogate.detach()
         kls = {self.function_site: self.num_particles * differentiable}
-        kls |= self._site_kls(run, lambda name: name in beside)
+        kls |= self._site_kls(run, lambda name: name in sites_with_kl)
         if not self.weight_space_kl:
             return kls, {}
-        return kls, self._site_kls(run, lambda name: name not in beside)
+        return kls, self._site_kls(run, lambda name: name not in sites_with_kl)
 
     def _choose_divergence(self, run: Run, x: Tensor) -> Divergence | ProcessDivergence:
         """Return the default divergence, for a guide with known moments or for one known by draws."""
         if self._default_divergence is None:
             process = GuideProcess(run, self.function_site, self._structures)
             with seeded(0, x.device):
-                is_known = process.has_moments(x)
+                is_known = self._sites_of_function(run, x) <= process.sites_with_moments
             self._default_divergence = LinearizedKL() if is_known else SteinKL()
         return self._default_divergence
 
-    def _further_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
+    def _draw_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
         """Return the measurement points of a batch, or raise a ValueError for points that do not fit."""
-        further = measurement_points(x)
-        if not isinstance(further, Tensor) or further.shape[1:] != x.shape[1:]:
-            got = list(further.shape[1:]) if isinstance(further, Tensor) else type(further).__name__
+        points = measurement_points(x)
+        if points.shape[1:] != x.shape[1:]:
             raise ValueError(
-                f"measurement_points must give points of the shape of one input, {list(x.shape[1:])}, got {got}"
+                f"measurement_points must give points of the shape of one input, {list(x.shape[1:])}, got "
+                f"{list(points.shape[1:])}"
             )
-        check_floating("measurement_points", further)
-        check_finite("measurement_points", further)
-        return further
+        check_floating("measurement_points", points)
+        check_finite("measurement_points", points)
+        return points
 
-    def _with_further(
-        self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, run: Run
+    def _with_points(
+        self, functions: Tensor | GuideProcess, x: Tensor, drawn_points: Tensor, run: Run
     ) -> tuple[Tensor | GuideProcess, Tensor]:
         """Return the functions at all points where they are compared with the prior, and these points."""
-        alone = self.compare_at == "measurement_points"
-        points = further if alone else torch.cat([x, further])
+        without_inputs = self.compare_at == "measurement_points"
+        points = drawn_points if without_inputs else torch.cat([x, drawn_points])
         if isinstance(functions, GuideProcess):
             return functions, points
         replayed = poutine.replay(self._vectorized_num_particles(run.model), trace=run.guide_trace)
-        there = self._values(poutine.trace(replayed).get_trace(further), len(further))
-        return there if alone else torch.cat([functions, there], 1), points
+        trace = poutine.trace(replayed).get_trace(drawn_points)
+        values = self._values(trace, len(drawn_points))
+        return values if without_inputs else torch.cat([functions, values], 1), points
 
     def _values(self, trace: Trace, num_points: int) -> Tensor:
         """Return the function values of a run, ``[S, N, O]``."""
@@ -224,16 +221,14 @@ class FunctionalELBO(TermsELBO):
         if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
         try:
-            estimate = divergence(functions, points, self.prior)
+            return divergence(functions, points, self.prior)
         except ValueError as error:
             raise ValueError(
                 f"the divergence refuses site '{self.function_site}', with values at {len(points)} points of "
                 f"num_functions = {self.num_particles} functions: {error}"
             ) from error
-        check_types(DivergenceEstimate, **{"divergence(functions, points, prior)": estimate})
-        return estimate
 
-    def _sites_beside_function(
+    def _find_sites_with_kl(
         self, run: Run, x: Tensor, functions: Tensor | GuideProcess
     ) -> frozenset[str]:
         """Return the sites of the guide that have a KL of their own.
@@ -248,19 +243,19 @@ class FunctionalELBO(TermsELBO):
         )
         names = {name for name, _ in run.guide_trace.iter_stochastic_nodes()}
         auxiliary = names - set(run.model_trace.nodes)
-        others = names - auxiliary - weights
+        sites_with_kl = names - auxiliary - weights
         guide = self._vectorized_num_particles(run.guide)
         for name, leads_to in sites_led_to(guide, auxiliary, run.args, run.kwargs).items():
-            beside = sorted(leads_to - weights)
-            if beside and leads_to & weights:
+            outside_function = sorted(leads_to - weights)
+            if outside_function and leads_to & weights:
                 raise ValueError(
-                    f"guide must draw sites {beside}, on which no function value depends, apart from the function's "
-                    f"sites, got auxiliary site '{name}' that leads to both and has one density; give these sites a "
-                    "guide of their own in an AutoGuideList, or use AutoNormal or AutoMeanField"
+                    f"guide must draw sites {outside_function}, on which no function value depends, apart from the "
+                    f"function's sites, got auxiliary site '{name}' that leads to both and has one density; give these "
+                    "sites a guide of their own in an AutoGuideList, or use AutoNormal or AutoMeanField"
                 )
-            if beside:
-                others.add(name)
-        return frozenset(others)
+            if outside_function:
+                sites_with_kl.add(name)
+        return frozenset(sites_with_kl)
 
     def _sites_of_function(self, run: Run, x: Tensor) -> frozenset[str]:
         """Return the latent sites that the function values depend on, found by a gradient."""

@@ -6,7 +6,6 @@
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial.functional.priors.function_prior import (
     FunctionPrior,
     check_points,
@@ -46,7 +45,6 @@ def init_to_prior(network: nn.Module, prior: FunctionPrior, points: Tensor) -> n
         >>> round(float(first.weight.detach().std()))  # 1 / 0.2
         5
     """
-    check_types(nn.Module, network=network)
     check_prior(prior)
     check_points(points, "points")
     layer = next((module for module in network.modules() if isinstance(module, nn.Linear)), None)
@@ -59,8 +57,10 @@ def init_to_prior(network: nn.Module, prior: FunctionPrior, points: Tensor) -> n
     shifts = SHIFT * points.double().std(0, correction=0)
     pace = torch.ones_like(shifts)
     for i, shift in enumerate(shifts.where(shifts > 0.0, SHIFT)):
-        moved = rows + shift * torch.eye(len(shifts), dtype=rows.dtype, device=rows.device)[i]
-        covariance = require_moments(prior, torch.cat([rows, moved]), 1)[1][0]
+        shifted_rows = (
+            rows + shift * torch.eye(len(shifts), dtype=rows.dtype, device=rows.device)[i]
+        )
+        covariance = require_moments(prior, torch.cat([rows, shifted_rows]), 1)[1][0]
         variance = covariance.diagonal()
         correlation = covariance.diagonal(size) / (variance[:size] * variance[size:]).sqrt()
         pace[i] = (-2.0 * correlation.clamp(LEAST_CORRELATION, 1.0).log().mean()).sqrt() / shift

@@ -36,7 +36,6 @@ class GuideProcess:
         self, run: Run, function_site: str, structures: dict[tuple[object, ...], Structure]
     ) -> None:
         mean: dict[str, Tensor] = {}
-        draws: dict[str, Tensor] = {}
         blocks: list[CovarianceBlock] = []
         for means, block in _joint_posteriors(run.model_trace, run.guide_trace):
             mean |= means
@@ -46,46 +45,22 @@ class GuideProcess:
                 continue
             distribution = _posterior(name, site, run.guide_trace)
             moments = None if distribution is None else moments_of_site(name, distribution)
-            if moments is None:
-                draws[name] = _first_draw(site)
-                continue
-            mean[name], block = moments
-            blocks.append(block)
-        #: A draw of each site without moments.
-        self._draws = draws
+            if moments is not None:
+                mean[name], block = moments
+                blocks.append(block)
+        self.sites_with_moments = frozenset(mean)
         self._model = run.model_in_full_precision
         self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
-
-    def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of each function value, ``[N, O]``; the sites it depends on must have moments."""
-        with evaluating(self._model):
-            return self._linearization.marginals(x)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64."""
         with evaluating(self._model):
             return self._linearization.moments(x)
 
-    def has_moments(self, x: Tensor) -> bool:
-        """Return whether all sites that the function depends on have a mean and a covariance."""
-        linearization = self._linearization
-        with evaluating(self._model):
-            sites, sites_left_out = linearization.function.dependence(
-                {**self._draws, **linearization.mean}, x[:1]
-            )
-        return not sites_left_out and linearization.mean.keys() >= set(sites)
-
     def sites(self, x: Tensor) -> frozenset[str]:
         """Return the sites that the function depends on."""
         with evaluating(self._model):
             return frozenset(self._linearization.structure(x).sites)
-
-
-def _first_draw(site: Node) -> Tensor:
-    """Return the value of a model's site for the first of the particles."""
-    prior: Any = own_distribution(site)
-    draw: Tensor = site["value"].reshape(-1, *prior.batch_shape, *prior.event_shape)[0]
-    return draw
 
 
 def _posterior(name: str, site: Node, guide_trace: Trace) -> Any:
@@ -96,11 +71,11 @@ def _posterior(name: str, site: Node, guide_trace: Trace) -> Any:
     if not isinstance(leaf(distribution), Delta):
         return distribution
     # Pyro's AutoNormal draws the value at an auxiliary site first.
-    drawn_apart = guide_trace.nodes.get(f"{name}_unconstrained")
-    if drawn_apart is not None:
-        return own_distribution(drawn_apart) if is_real(site["fn"].support) else None
+    unconstrained = guide_trace.nodes.get(f"{name}_unconstrained")
+    if unconstrained is not None:
+        return own_distribution(unconstrained) if is_real(site["fn"].support) else None
     # A Delta is a point unless its value may be computed from a draw.
-    is_drawn = any(is_auxiliary(other) for _, other in guide_trace.iter_stochastic_nodes())
+    is_drawn = any(is_auxiliary(node) for _, node in guide_trace.iter_stochastic_nodes())
     return None if is_drawn else distribution
 
 
@@ -119,16 +94,18 @@ def _joint_posteriors(
     """Yield the means of sites that a guide draws together, by name, and their covariance.
 
     A guide such as Pyro's ``AutoMultivariateNormal`` draws one normal vector at an auxiliary site and then puts its
-    parts, in order, at the other sites. Constrained sites have no moments here.
+    elements, in order, at the other sites. Constrained sites have no moments here.
     """
     sites = dict[str, Node](guide_trace.iter_stochastic_nodes())
     order = list(sites)
     auxiliary = [name for name, site in sites.items() if is_auxiliary(site)]
     for name in auxiliary:
         vector = _vector(sites[name])
-        following = takewhile(lambda other: other not in auxiliary, order[order.index(name) + 1 :])
-        if vector is not None and (parts := _find_parts(vector, following, sites, model_trace)):
-            yield from _moments_of_parts(vector, parts, model_trace)
+        following = takewhile(lambda site: site not in auxiliary, order[order.index(name) + 1 :])
+        if vector is not None:
+            slices = _slices_by_site(vector, following, sites, model_trace)
+            if slices:
+                yield from _moments_by_site(vector, slices, model_trace)
 
 
 def _vector(site: Node) -> _Vector | None:
@@ -153,67 +130,70 @@ def _vector(site: Node) -> _Vector | None:
     return _Vector(base.loc.reshape(size), variance.reshape(size), factor, draws)
 
 
-def _find_parts(
+def _slices_by_site(
     vector: _Vector, names: Iterable[str], sites: dict[str, Node], model_trace: Trace
 ) -> dict[str, slice]:
     """Return, by site, which elements of the vector are the site's value; sites that change them are left out."""
-    parts = {}
+    slices = {}
     start = 0
     for name in names:
         if name not in model_trace or not isinstance(leaf(own_distribution(sites[name])), Delta):
             continue
         prior: Any = model_trace.nodes[name]["fn"]
         free = biject_to(prior.support).inv(sites[name]["value"]).reshape(len(vector.draws), -1)
-        part = slice(start, start + free.shape[-1])
+        elements = slice(start, start + free.shape[-1])
         # A graph that is being captured has no values; the runs before it were checked.
         if is_real(prior.support) and (
-            is_capturing() or torch.equal(free, vector.draws[:, part].to(free))
+            is_capturing() or torch.equal(free, vector.draws[:, elements].to(free))
         ):
-            parts[name] = part
-        start = part.stop
-    return parts
+            slices[name] = elements
+        start = elements.stop
+    return slices
 
 
-def _moments_of_parts(
-    vector: _Vector, parts: dict[str, slice], model_trace: Trace
+def _moments_by_site(
+    vector: _Vector, slices: dict[str, slice], model_trace: Trace
 ) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
-    """Yield the moments of all parts together, or of each by itself if they are independent."""
-    like: Any = model_trace.nodes[next(iter(parts))]["value"]
+    """Yield the moments of all sites together, or of each by itself if they are independent."""
+    like: Any = model_trace.nodes[next(iter(slices))]["value"]
     factor = None if vector.factor is None else vector.factor.to(like.dtype)
     vector = vector._replace(
         mean=vector.mean.to(like.dtype), variance=vector.variance.to(like.dtype), factor=factor
     )
     means = {}
-    for name, part in parts.items():
+    for name, elements in slices.items():
         prior: Any = own_distribution(model_trace.nodes[name])
-        means[name] = vector.mean[part].reshape(prior.batch_shape + prior.event_shape)
+        means[name] = vector.mean[elements].reshape(prior.batch_shape + prior.event_shape)
     if vector.factor is None:
-        for name, part in parts.items():
-            variance = vector.variance[part].reshape(means[name].shape)
+        for name, elements in slices.items():
+            variance = vector.variance[elements].reshape(means[name].shape)
             yield {name: means[name]}, CovarianceBlock((name,), variance)
         return
-    variance = torch.cat([vector.variance[part] for part in parts.values()])
-    factor = torch.cat([vector.factor[part] for part in parts.values()])
-    yield means, CovarianceBlock(tuple(parts), variance, factor=factor)
+    variance = torch.cat([vector.variance[elements] for elements in slices.values()])
+    factor = torch.cat([vector.factor[elements] for elements in slices.values()])
+    yield means, CovarianceBlock(tuple(slices), variance, factor=factor)
 
 
 def sites_led_to(
     guide: Guide, auxiliary: Iterable[str], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> dict[str, set[str]]:
     """Find by a gradient, for each auxiliary site of a guide, the other latent sites that depend on its value."""
-    moved = _AddZeros(auxiliary)
-    led_to: dict[str, set[str]] = {name: set() for name in moved.names}
+    handler = _AddZeros(auxiliary)
+    led_to: dict[str, set[str]] = {name: set() for name in handler.names}
     with torch.enable_grad():
-        with poutine.block(), moved:
+        with poutine.block(), handler:
             trace = poutine.trace(guide).get_trace(*args, **kwargs)
         for name, site in dict[str, Node](trace.iter_stochastic_nodes()).items():
-            if name in moved.names or not moved.by or not site["value"].requires_grad:
+            if name in handler.names or not handler.zeros or not site["value"].requires_grad:
                 continue
-            # The graph of one site may be a part of another's.
+            # The graphs of two sites may have nodes in common.
             gradients = torch.autograd.grad(
-                site["value"].sum(), list(moved.by.values()), retain_graph=True, allow_unused=True
+                site["value"].sum(),
+                list(handler.zeros.values()),
+                retain_graph=True,
+                allow_unused=True,
             )
-            for source, gradient in zip(moved.by, gradients, strict=True):
+            for source, gradient in zip(handler.zeros, gradients, strict=True):
                 if gradient is not None:
                     led_to[source].add(name)
     return led_to
@@ -225,11 +205,11 @@ class _AddZeros(Messenger):
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
         self.names = frozenset(names)
-        self.by: dict[str, Tensor] = {}
+        self.zeros: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, msg: Message) -> None:
         name = msg["name"]
         value = msg["value"]
         if name in self.names and value.is_floating_point():
-            self.by[name] = torch.zeros_like(value, requires_grad=True)
-            msg["value"] = value + self.by[name]
+            self.zeros[name] = torch.zeros_like(value, requires_grad=True)
+            msg["value"] = value + self.zeros[name]

@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyro.distributions as dist
 import torch
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from pyro_radial._pyro.checks import non_negative_integer, optional, positive_count
+from pyro_radial._pyro.checks import non_negative_integer
 from pyro_radial._pyro.types import Model
 from pyro_radial.functional.gaussian import cholesky, distinct_covariances, with_diagonal
 from pyro_radial.functional.priors.function_prior import (
@@ -40,8 +38,8 @@ from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 MAX_NUMBERS = 2**28
 #: Eigenvalues of the prior's covariance below this share of the largest are left out.
 LEAST_EIGENVALUE = 1e-9
-#: A network that holds less of the prior's variance at the points is named.
-LEAST_HELD = 0.95
+#: A network that holds a smaller share of the prior's variance at the points is warned of.
+LEAST_VARIANCE_RATIO = 0.95
 #: The share of the prior's variance that is added at each point while the mean is moved, first much, then next to none.
 SLACKS = (1e-2, 1e-5)
 #: Steps of the mean end when one gains fewer nats, or after many losses; a mean that misses more nats is named.
@@ -115,7 +113,6 @@ def function_space_laplace(
     prior: FunctionPrior,
     points: Tensor,
     *,
-    rank: int | None = None,
     num_steps: int = 100,
 ) -> FunctionSpaceLaplace:
     r"""Approximate the posterior of a network under a Gaussian prior on functions, linear in its weights.
@@ -146,15 +143,12 @@ def function_space_laplace(
     :param data: the training rows, in any form that :func:`~pyro_radial.fit` takes.
     :param FunctionPrior prior: a prior with moments, such as :class:`~pyro_radial.functional.GaussianProcess`.
     :param Tensor points: X, ``[M, ...]``.
-    :param int rank: the number of leading eigenvectors of K; by default those with eigenvalues above a billionth of the
-        largest.
     :param int num_steps: the most steps with a hundredth of K's variance added on its diagonal, and again with a
         hundred-thousandth; fewer once they gain nothing. 0 keeps the given weights.
     :returns: a guide of all weights and points at other sites. Its ``covariance()`` and ``get_posterior()`` hold the
         weights in the network's order, and :class:`~pyro_radial.functional.PosteriorProcess` takes the latter.
     :raises ValueError: for another model or likelihood, a prior without moments or a covariance at the points, points
-        that do not fit into memory, and a rank above the number of function values. A FloatingPointError if the given
-        weights have no finite density.
+        that do not fit into memory. A FloatingPointError if the given weights have no finite density.
 
     Example::
 
@@ -174,7 +168,6 @@ def function_space_laplace(
     """
     check_prior(prior)
     check_points(points, "points")
-    optional(positive_count, "rank", rank)
     non_negative_integer("num_steps", num_steps)
     network = TrainedNetwork(model, trained)
     rows = Rows(data, "data", dtype_of(model))
@@ -189,7 +182,7 @@ def function_space_laplace(
         num_outputs = linear.structure(points).num_outputs
         _check_size(len(points), num_outputs, sum(value.numel() for value in weights.values()))
         moments = require_moments(prior, points, num_outputs)
-        functions = _prior_factor(moments[1], rank)
+        functions = _prior_factor(moments[1])
         if num_steps:
             weights = _most_probable(model, network, weights, rows, points, moments, num_steps)
             network.values.update(weights)
@@ -223,16 +216,16 @@ def _data_terms(
     for index in torch.arange(len(rows), device="cpu").split(CHUNK):
         x, y = move(rows.take(index), basis.device)
         f, jacobian = linear.jacobian(x)
-        moved = jacobian.double() @ basis
-        in_outputs = output_hessian(network.likelihood, f.double(), noise)
+        along_basis = jacobian.double() @ basis
+        output_hessians = output_hessian(network.likelihood, f.double(), noise)
         y = y.double() if y.is_floating_point() else y
         with torch.enable_grad():
             f = f.double().requires_grad_()
-            own = -network.likelihood.observation(f, **noise).log_prob(y).sum()
-            (slope,) = torch.autograd.grad(own, f)
-        nll = nll + own.detach()
-        gradient = gradient + (moved * slope.unsqueeze(-1)).sum((0, 1))
-        hessian = hessian + (moved.mT @ in_outputs @ moved).sum(0)
+            chunk_nll = -network.likelihood.observation(f, **noise).log_prob(y).sum()
+            (slope,) = torch.autograd.grad(chunk_nll, f)
+        nll = nll + chunk_nll.detach()
+        gradient = gradient + (along_basis * slope.unsqueeze(-1)).sum((0, 1))
+        hessian = hessian + (along_basis.mT @ output_hessians @ along_basis).sum(0)
     scale = (network.likelihood.num_data or len(rows)) / len(rows)
     return scale * nll, scale * gradient, scale * hessian
 
@@ -313,15 +306,15 @@ def _descend(
     for _ in range(num_steps):
         damped = at.hessian + damping * at.basis.mT @ at.basis
         a = -torch.linalg.solve(damped, at.gradient)
-        moved = {}
+        updated_weights = {}
         for name, change in _split_by_weight(at.basis @ a, weights).items():
-            moved[name] = weights[name] + change.view_as(weights[name]).to(weights[name])
-        found = measure(moved)
-        gain = float(at.objective - found.objective)
+            updated_weights[name] = weights[name] + change.view_as(weights[name]).to(weights[name])
+        measurement = measure(updated_weights)
+        gain = float(at.objective - measurement.objective)
         if gain > 0.0:
             ratio = gain / float(-a @ (at.gradient + 0.5 * at.hessian @ a))
-            weights = moved
-            at = found
+            weights = updated_weights
+            at = measurement
             damping *= max(1.0 / 3.0, 1.0 - (2.0 * min(ratio, 1.0) - 1.0) ** 3)
             growth = 2.0
         else:
@@ -341,34 +334,22 @@ def _check_size(num_points: int, num_outputs: int, num_weights: int) -> None:
         )
 
 
-def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
-    """Return leading eigenvectors ``[N, O, R]`` of the prior's covariances, times the roots of their eigenvalues."""
-    num_outputs, num_points, _ = covariances.shape
-    if rank is not None and rank > num_points * num_outputs:
-        raise ValueError(
-            f"rank must be at most {num_points * num_outputs}, the function values, got {rank}"
-        )
+def _prior_factor(covariances: Tensor) -> Tensor:
+    """Return leading eigenvectors ``[N, O, R]`` of the prior's covariances, times the roots of their eigenvalues.
+
+    Eigenvalues below a billionth of the largest are left out.
+    """
+    num_outputs = len(covariances)
     distinct = distinct_covariances(covariances)
     cholesky(distinct)  # Raises an error unless it is positive definite.
-    pairs = [_leading_eigenvectors(covariance, rank) for covariance in distinct]
+    pairs = [torch.linalg.eigh(covariance) for covariance in distinct]
     if len(distinct) < num_outputs:
         pairs = pairs * num_outputs
-    eigenvalues = torch.cat([values for values, _ in pairs])
-    blocks = [vectors * values.sqrt() for values, vectors in pairs]
-    columns = torch.block_diag(*blocks).unflatten(0, (num_outputs, -1)).transpose(0, 1)
-    order = eigenvalues.argsort(descending=True)[:rank]
+    eigenvalues = torch.cat([values for values, _ in pairs]).clamp_min(0.0)
+    vectors = torch.block_diag(*(vectors for _, vectors in pairs))
+    columns = (vectors * eigenvalues.sqrt()).unflatten(0, (num_outputs, -1)).transpose(0, 1)
+    order = eigenvalues.argsort(descending=True)
     return columns[..., order[eigenvalues[order] > LEAST_EIGENVALUE * eigenvalues.max()]]
-
-
-def _leading_eigenvectors(covariance: Tensor, rank: int | None) -> tuple[Tensor, Tensor]:
-    """Return the largest eigenvalues, and their eigenvectors: all, or at least the given number."""
-    if rank is None or 4 * rank > len(covariance):
-        values, vectors = torch.linalg.eigh(covariance)
-        return values.clamp_min(0.0), vectors
-    start = np.random.default_rng(0).standard_normal(len(covariance))
-    found = eigsh(covariance.cpu().numpy(), k=rank, v0=start)
-    values, vectors = (torch.from_numpy(part).to(covariance) for part in found)
-    return values.clamp_min(0.0), vectors
 
 
 def _basis(jacobian: Tensor, functions: Tensor) -> Tensor:
@@ -379,11 +360,12 @@ def _basis(jacobian: Tensor, functions: Tensor) -> Tensor:
     )
 
 
-def _warn_of_stiff_network(held: Tensor, functions: Tensor) -> None:
-    share = float(held.square().sum() / functions.square().sum())
-    if share < LEAST_HELD:
+def _warn_of_stiff_network(network_factor: Tensor, prior_factor: Tensor) -> None:
+    """Warn if the linearized network's functions have much less variance than the prior's."""
+    variance_ratio = float(network_factor.square().sum() / prior_factor.square().sum())
+    if variance_ratio < LEAST_VARIANCE_RATIO:
         warnings.warn(
-            f"The linearized network holds {100 * share:.0f} % of the prior's variance at the points, so its posterior "
-            "is too narrow. Use more or steeper units, another activation, or a smoother prior.",
+            f"The linearized network holds {100 * variance_ratio:.0f} % of the prior's variance at the points, so its "
+            "posterior is too narrow. Use more or steeper units, another activation, or a smoother prior.",
             stacklevel=3,
         )

@@ -72,8 +72,8 @@ class UniformBox:
         margin = non_negative_float("margin", margin)
         low = x_train.amin(0)
         high = x_train.amax(0)
-        added = margin * (high - low)
-        return cls(low - added, high + added, num_points)
+        widening = margin * (high - low)
+        return cls(low - widening, high + widening, num_points)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Draw points ``[M, D]``."""
@@ -121,13 +121,13 @@ class BetweenRows:
             )
         number = len(self.points)
         device = self.points.device
-        first = torch.randint(number, (self.num_points,), device=device)
-        # Another row than the first, each with the same probability.
-        second = (first + torch.randint(1, number, (self.num_points,), device=device)) % number
-        share = torch.rand(
+        start = torch.randint(number, (self.num_points,), device=device)
+        # Another row than the start, each with the same probability.
+        end = (start + torch.randint(1, number, (self.num_points,), device=device)) % number
+        fraction = torch.rand(
             self.num_points, *(1,) * (self.points.dim() - 1), dtype=self.points.dtype, device=device
         )
-        return torch.lerp(self.points[first], self.points[second], share).to(x)
+        return torch.lerp(self.points[start], self.points[end], fraction).to(x)
 
     def __repr__(self) -> str:
         return f"BetweenRows({list(self.points.shape)}, num_points={self.num_points})"
@@ -152,9 +152,10 @@ def _points(argument: str, points: Tensor) -> Tensor:
 
 def _shape_of_input(x: Tensor) -> torch.Size:
     """Return the shape of one input of a batch, or raise a ValueError."""
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
-        what = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be a batch of shape [B, D] of floating-point numbers, got {what}")
+    if not x.is_floating_point() or x.dim() < 2:
+        raise ValueError(
+            f"x must be a batch of shape [B, D] of floating-point numbers, got {x.dtype} {list(x.shape)}"
+        )
     return x.shape[1:]
 
 

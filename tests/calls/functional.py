@@ -141,12 +141,8 @@ ROWS = [
             lambda: dict(f=torch.randn(30, 5, 1), x=X, prior=process()),
             dict(f=other_values),
             on=make,
-            case=case,
         )
-        for name, case, make in (
-            ("GaussianKL", "", functional.GaussianKL),
-            ("SteinKL", "", functional.SteinKL),
-        )
+        for name, make in (("GaussianKL", functional.GaussianKL), ("SteinKL", functional.SteinKL))
     ),
     Row(
         "functional.LinearizedKL.__call__",
@@ -165,11 +161,7 @@ ROWS = [
             data=(X, Y[:, None]),
             prior=process(),
             points=X,
-            rank=2,
             num_steps=0,
-        ),
-        dict(
-            rank={"above the values": 6},
         ),
     ),
     Row(

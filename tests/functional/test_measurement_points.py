@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Measurement points: where they lie, and what does not fit a batch."""
+
 import math
 
 import pytest
@@ -61,11 +63,6 @@ def test_measurement_points_show_what_they_are():
     assert repr(BetweenRows(torch.rand(9, 2), 3)) == "BetweenRows([9, 2], num_points=3)"
 
 
-def test_one_row_has_nothing_between():
-    with pytest.raises(ValueError, match="points must have at least 2 rows, got 1"):
-        BetweenRows(torch.zeros(1, 2), 3)
-
-
 @pytest.mark.parametrize(
     ("measurement_points", "words"),
     [
@@ -77,6 +74,8 @@ def test_one_row_has_nothing_between():
 def test_points_of_another_width_than_the_batch_are_refused_by_name(measurement_points, words):
     with pytest.raises(ValueError, match=words):
         measurement_points(torch.zeros(5, 3))
+    with pytest.raises(ValueError, match="points must have at least 2 rows, got 1"):
+        BetweenRows(torch.zeros(1, 2), 3)
 
 
 @pytest.mark.cuda

@@ -47,18 +47,12 @@ def test_moments_at_the_draws_satisfy_steins_identity_exactly():
     torch.testing.assert_close(identity, -torch.eye(12, dtype=torch.double), atol=1e-4, rtol=0)
 
 
-def test_moments_at_the_draws_are_the_gradient_of_the_normal_entropy():
-    draws = normal(40, smooth_covariance(12)).requires_grad_()
-    (0.5 * torch.cov(draws.mT).logdet()).backward()
-    torch.testing.assert_close(-ESTIMATORS["moments"](draws) / 40, draws.grad, rtol=1e-4, atol=1e-6)
-
-
 def test_moments_elsewhere_are_unbiased():
     covariance = smooth_covariance(6)
     at = normal(3, covariance)
-    estimates = torch.stack([ESTIMATORS["moments"](normal(12, covariance) - 1.0, at - 1.0) for _ in range(1500)])
+    estimates = torch.stack([ESTIMATORS["moments"](normal(12, covariance) - 1.0, at - 1.0) for _ in range(300)])
     truth = -at @ torch.linalg.inv(covariance)
-    standard_errors = (estimates.mean(0) - truth).abs() / (estimates.std(0) / 1500**0.5)
+    standard_errors = (estimates.mean(0) - truth).abs() / (estimates.std(0) / 300**0.5)
     assert float(standard_errors.max()) < 4.0
 
 
@@ -66,10 +60,8 @@ def test_moments_elsewhere_are_unbiased():
 @pytest.mark.parametrize(
     ("name", "dim", "count", "largest_error", "slopes"),
     [
-        ("moments", 25, 500, 0.3, (0.96, 1.04)),
         ("moments", 60, 500, 0.45, (0.96, 1.04)),
         ("stein", 10, 100, 0.45, (0.9, 1.15)),
-        ("stein", 25, 500, 0.3, (0.95, 1.05)),
         ("stein", 60, 500, 0.45, (0.94, 1.06)),
     ],
 )
@@ -132,16 +124,6 @@ def test_stein_solves_its_regression():
 
 
 @each_estimator
-def test_nothing_is_kept_between_calls(estimator):
-    draws = torch.randn(50, 3)
-    before = estimator(draws)
-    state = dict(vars(estimator))
-    estimator(torch.randn(20, 2), torch.randn(5, 2))
-    assert vars(estimator) == state
-    assert torch.equal(estimator(draws), before)
-
-
-@each_estimator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scores_have_the_dtype_of_the_draws_and_no_gradient(estimator, dtype):
     draws = torch.randn(50, 3, dtype=dtype, requires_grad=True)
@@ -156,17 +138,13 @@ def test_scores_have_the_dtype_of_the_draws_and_no_gradient(estimator, dtype):
 @each_estimator
 def test_draws_of_few_degrees_of_freedom_have_finite_scores_along_them(estimator):
     line = torch.randn(50, 1, dtype=torch.double)
+    mostly_equal = torch.zeros(40, 2)
+    mostly_equal[:9] = torch.randn(9, 2)
+    assert bool(estimator(mostly_equal).isfinite().all())
     score = estimator(line * torch.ones(3, dtype=torch.double))
     assert bool(score.isfinite().all())
     # By the chain rule, the score in the line's one parameter.
     torch.testing.assert_close(score.sum(-1, keepdim=True), estimator(line), rtol=1e-4, atol=1e-4)
-
-
-@each_estimator
-def test_mostly_equal_draws_have_finite_scores(estimator):
-    draws = torch.zeros(40, 2)
-    draws[:9] = torch.randn(9, 2)
-    assert bool(estimator(draws).isfinite().all())
 
 
 @pytest.mark.parametrize(
@@ -181,11 +159,6 @@ def test_mostly_equal_draws_have_finite_scores(estimator):
 def test_bad_input_is_named(estimator, call, message):
     with pytest.raises(ValueError, match=message):
         call(estimator)
-
-
-def test_a_ridge_of_zero_is_named():
-    with pytest.raises(ValueError, match="ridge"):
-        SteinScore(ridge=0.0)
 
 
 @each_estimator

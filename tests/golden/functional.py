@@ -21,7 +21,6 @@ from pyro_radial.functional import (
 )
 from pyro_radial.functional.scores import SteinScore
 from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
-from tests.helpers.divergences import MarginalKL
 
 ELBO = partial(FunctionalELBO, num_functions=40)
 AT_POINTS_ALONE = {"compare_at": "measurement_points"}
@@ -68,11 +67,6 @@ def gaussian_kl():
 @program
 def linearized_kl():
     return losses(LinearizedKL(gamma=0.01))
-
-
-@program
-def marginal_kl():
-    return losses(MarginalKL(), **AT_POINTS_ALONE)
 
 
 @program

@@ -1,14 +1,12 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Two normal distributions at twelve points, priors with the moments of such, and a divergence of marginals."""
+"""Two normal distributions at twelve points, and priors with the moments of such."""
 
 import torch
 from torch.distributions import MultivariateNormal
 
 from pyro_radial.functional import FunctionPrior
-from pyro_radial.functional.divergences.estimate import DivergenceEstimate, ProcessDivergence
-from pyro_radial.functional.divergences.process import kl_of_marginals
 
 NUM_POINTS = 12
 POINTS = torch.linspace(-1, 1, NUM_POINTS, dtype=torch.double).unsqueeze(-1)
@@ -70,13 +68,3 @@ def assert_mean_is(estimates, truth, slack=0.0):
     estimates = torch.stack(estimates)
     error = (estimates.mean(0) - truth).abs()
     assert bool((error <= 4.0 * estimates.std(0) / len(estimates) ** 0.5 + slack).all())
-
-
-class MarginalKL(ProcessDivergence):
-    """The KLs of the marginals at each point, summed: a divergence of a process that a user could write."""
-
-    def __call__(self, process, x, prior):
-        mean, variance = process.marginals(x)
-        prior_moments = prior.marginals(x, mean.shape[-1])
-        divergence = kl_of_marginals((mean, variance.double() + prior.noise**2), prior_moments).to(x.dtype)
-        return DivergenceEstimate(divergence, divergence.detach())

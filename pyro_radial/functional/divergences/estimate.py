@@ -29,9 +29,6 @@ Divergence = Callable[[Tensor, Tensor, FunctionPrior], DivergenceEstimate]
 class FunctionDistribution(Protocol):
     """A distribution of functions with known moments."""
 
-    def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of each function value, ``[N, O]``."""
-
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean ``[N, O]`` and covariances of each output over points, ``[O, N, N]``."""
 

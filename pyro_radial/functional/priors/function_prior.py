@@ -9,7 +9,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_types, kind_of, positive_count
+from pyro_radial._pyro.checks import kind_of, positive_count
 from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.functional.gaussian import (
     JITTER,
@@ -22,8 +22,8 @@ from pyro_radial.functional.gaussian import (
 class FunctionPrior(nn.Module):
     """A distribution of functions, given by the joint distribution of its values at any finite set of points.
 
-    A Gaussian prior implements :meth:`moments`, and :meth:`marginals` if these are cheaper. Others implement
-    ``_sample(x, num_samples, num_outputs)``, and :meth:`score` and :meth:`log_prob` if they are known.
+    A Gaussian prior implements :meth:`moments`. Others implement ``_sample(x, num_samples, num_outputs)``, and
+    :meth:`score` and :meth:`log_prob` if they are known.
 
     Points are ``[N, D]`` (or ``[N, ...]``), function values ``[S, N, O]``: S draws of functions at the same N points,
     with O outputs.
@@ -71,14 +71,6 @@ class FunctionPrior(nn.Module):
             f"{type(self).__name__} is not Gaussian and has no moments and no known density"
         )
 
-    def marginals(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of each function value of a Gaussian prior, ``[N, O]``, in float64.
-
-        :raises NotImplementedError: for a prior that is not Gaussian.
-        """
-        mean, covariance = self.moments(x, num_outputs)
-        return mean, covariance.diagonal(dim1=-2, dim2=-1).mT
-
     def score(self, f: Tensor, x: Tensor) -> Tensor:
         """Return the gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.
 
@@ -104,7 +96,6 @@ class ImplicitProcess(FunctionPrior):
 
     :param sampler: a function of points ``[N, D]`` and a number S that returns the values there of S independent
         functions, ``[S, N, O]``, or ``[S, N]`` for a single output. A module is registered and not copied.
-    :raises ValueError: naming ``sampler`` if it is not a function.
 
     Example::
 
@@ -116,13 +107,10 @@ class ImplicitProcess(FunctionPrior):
 
     def __init__(self, sampler: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__()
-        check_types(Callable, sampler=sampler)
         self.sampler = sampler
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
         values = self.sampler(x, num_samples)
-        if not isinstance(values, Tensor):
-            raise ValueError(f"sampler must return a tensor, got {type(values).__name__}")
         return values.unsqueeze(-1) if values.dim() == 2 else values
 
 

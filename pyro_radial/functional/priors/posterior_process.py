@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 
-from pyro_radial._pyro.checks import check_types, non_negative_float
+from pyro_radial._pyro.checks import non_negative_float
 from pyro_radial._pyro.types import Model
 from pyro_radial.functional.gaussian import gaussian_condition
 from pyro_radial.functional.priors.function_prior import (
@@ -79,7 +79,6 @@ class PosteriorProcess(FunctionPrior):
         super().__init__()
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model and no guide, got {type(model).__name__}")
-        check_types(str, function_site=function_site)
         needed = sites_of_network(model)
         if isinstance(posterior, Mapping):
             mean, blocks = site_moments(posterior, needed)
@@ -172,9 +171,9 @@ class PosteriorProcess(FunctionPrior):
 def _buffers(tensors: list[Tensor]) -> nn.Module:
     """Return a module that holds copies of tensors, in order."""
     module = nn.Module()
-    for place, tensor in enumerate(tensors):
+    for position, tensor in enumerate(tensors):
         module.register_buffer(
-            str(place), tensor.detach().clone(memory_format=torch.contiguous_format)
+            str(position), tensor.detach().clone(memory_format=torch.contiguous_format)
         )
     return module
 

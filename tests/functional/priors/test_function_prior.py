@@ -1,13 +1,15 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""What a prior on functions does not know, and what a sampler may return."""
+
 import math
 
 import pytest
 import torch
 
-from pyro_radial.functional import FunctionPrior, GaussianProcess, ImplicitProcess
-from tests.helpers.processes import points, rbf
+from pyro_radial.functional import FunctionPrior, ImplicitProcess
+from tests.helpers.processes import points
 
 
 def test_a_prior_names_its_class_for_all_that_it_does_not_know():
@@ -16,29 +18,12 @@ def test_a_prior_names_its_class_for_all_that_it_does_not_know():
 
     for call in (
         lambda prior: prior.moments(points()),
-        lambda prior: prior.marginals(points()),
         lambda prior: prior.score(torch.zeros(2, 6, 1), points()),
         lambda prior: prior.log_prob(torch.zeros(2, 6, 1), points()),
         lambda prior: prior.sample(points(), 2),
     ):
         with pytest.raises(NotImplementedError, match="Unknown"):
             call(Unknown())
-
-
-def test_marginals_are_those_of_the_moments():
-    x, prior = points(), GaussianProcess([rbf(), rbf(variance=0.3)], mean=0.7, noise=0.2)
-    mean, covariance = prior.moments(x, num_outputs=2)
-    found, variance = prior.marginals(x, num_outputs=2)
-    assert torch.equal(found, mean)
-    assert torch.equal(variance, torch.stack([own.diagonal() for own in covariance], -1))
-
-
-def test_a_prior_that_is_only_a_sampler_has_no_density_and_says_so():
-    prior = ImplicitProcess(lambda x, s: torch.zeros(s, len(x)))
-    with pytest.raises(NotImplementedError, match="ImplicitProcess"):
-        prior.score(torch.zeros(2, 3, 1), torch.zeros(3, 1))
-    with pytest.raises(NotImplementedError, match="ImplicitProcess"):
-        prior.moments(torch.zeros(3, 1))
 
 
 def test_an_implicit_process_passes_draws_on_with_or_without_a_dim_for_outputs():
@@ -57,7 +42,6 @@ def test_an_implicit_process_passes_draws_on_with_or_without_a_dim_for_outputs()
         (lambda x, s: torch.zeros(s, 4, dtype=torch.long), "floating-point"),
         (lambda x, s: torch.zeros(s, 4, dtype=torch.cfloat), "floating-point"),
         (lambda x, s: torch.full((s, 4), math.nan), "NaN"),
-        (lambda x, s: [0.0] * s, "sampler must return a tensor"),
     ],
 )
 def test_draws_that_are_none_are_refused_by_name(sampler, words):

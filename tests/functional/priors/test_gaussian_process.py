@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Moments, draws, densities and posteriors of Gaussian processes, against torch and scikit-learn."""
+
 import copy
 import pickle
 

@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Processes fitted by their marginal likelihood."""
+
 import math
 
 import numpy as np

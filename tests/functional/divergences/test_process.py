@@ -18,6 +18,7 @@ from pyro_radial.functional import (
     LinearizedKL,
     PosteriorProcess,
 )
+from pyro_radial.functional.divergences.process import kl_of_marginals
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
 
@@ -76,16 +77,28 @@ class ByDraws(FunctionPrior):
         return self.prior.sample(x, num_samples, num_outputs)
 
 
-def test_a_prior_known_by_draws_has_the_same_divergence():
-    """The corrections leave no bias; the spread of sixteen estimates is the tolerance."""
+@pytest.mark.parametrize("gamma", [0.0, GAMMA])
+def test_a_prior_known_by_draws_has_the_same_divergence(gamma):
+    """The corrections leave no bias, or a small one with noise; the spread of estimates is the tolerance."""
     x = inputs()
     process, _ = moments_of("normal", x)
     prior = GaussianProcess(RBF(2), mean=0.3, noise=NOISE)
     pyro.set_rng_seed(0)
-    divergence = LinearizedKL(num_prior_samples=500)
+    divergence = LinearizedKL(gamma, num_prior_samples=500)
     values = torch.stack([divergence(process, x, ByDraws(prior)).value for _ in range(16)])
-    exact = LinearizedKL()(process, x, prior).value
+    exact = LinearizedKL(gamma)(process, x, prior).value
     assert abs(float(values.mean() - exact)) < 4 * float(values.std()) / 4
+
+
+def test_the_kl_of_marginals_is_torchs_sum_and_has_a_floor_under_variances():
+    mean, variance = torch.randn(2, 5, 2), 0.1 + torch.rand(2, 5, 2)
+    q, p = (dist.Normal(mean[i], variance[i].sqrt()) for i in range(2))
+    found = kl_of_marginals((mean[0], variance[0]), (mean[1], variance[1]))
+    torch.testing.assert_close(found.float(), kl_divergence(q, p).sum())
+    gap = kl_of_marginals(
+        (torch.tensor([[0.5]]), torch.tensor([[0.0]])), (torch.tensor([[0.3]]), torch.tensor([[1e-9]]))
+    )
+    assert float(gap) == pytest.approx(0.5 * 0.2**2 / 1e-6, rel=1e-5)
 
 
 def test_few_draws_of_a_prior_are_refused():
