@@ -105,7 +105,7 @@ class LastLayerLaplace(LinearizedGuide):
         values = self.median()
         mean = self.mean
         matrix = (mean + self._rotate(sample_noise(mean))).reshape_as(self.layer.matrix(values))
-        values.update(self.layer.parts(matrix))
+        values.update(self.layer.split(matrix))
         return sample_at(values)
 
     def _rotate(self, z: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class OutputCovariance(nn.Module):
         super().__init__()
         self.register_buffer("full", full)
         if full is None:
-            for name, tensor in zip(("left", "right"), basis, strict=True):
+            for name, tensor in zip(("output_basis", "input_basis"), basis, strict=True):
                 self.register_buffer(name, tensor)
             self.register_buffer("variances", variances)
 
@@ -141,17 +141,19 @@ class OutputCovariance(nn.Module):
                 by_features = torch.einsum("ne,kemf->nkmf", features, self.full)
                 return torch.einsum("nkmf,nf->nkm", by_features, features)
             return torch.einsum("ne,kemf,nf->nkm", features, self.full, features)
-        left = self.get_buffer("left")
-        along = (features @ self.get_buffer("right")).square() @ self.get_buffer("variances").mT
-        return (left * along.unsqueeze(1)) @ left.mT
+        output_basis = self.get_buffer("output_basis")
+        squares = (features @ self.get_buffer("input_basis")).square()
+        by_direction = squares @ self.get_buffer("variances").mT
+        return (output_basis * by_direction.unsqueeze(1)) @ output_basis.mT
 
 
 def _project(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
     """Return the coordinates of vectors [..., P] along the columns of one matrix, or of a product of two."""
     if len(basis) == 1:
         return vectors @ basis[0]
-    left, right = basis
-    return (left.mT @ vectors.unflatten(-1, (len(left), len(right))) @ right).flatten(-2)
+    output_basis, input_basis = basis
+    matrix = vectors.unflatten(-1, (len(output_basis), len(input_basis)))
+    return (output_basis.mT @ matrix @ input_basis).flatten(-2)
 
 
 @torch.no_grad()
@@ -252,7 +254,7 @@ def last_layer_laplace(
     if exact:
         mode = _find_mode(prior_precision, eigenvalues, start, slope)
         mode = _project(mode, [vectors.mT for vectors in basis])
-        network.values.update(layer.parts(mode.to(weights).reshape_as(weights)))
+        network.values.update(layer.split(mode.to(weights).reshape_as(weights)))
     evidence = _evidence(prior_precision, eigenvalues, start, slope)
     guide = LastLayerLaplace(
         network.values,
@@ -306,9 +308,10 @@ class _Curvature:
     def decompose(self, factor: float, num_rows: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the eigenvalues ``[P]``, and the eigenvectors of one matrix or of two factors."""
         if not self.full:
-            g, left = torch.linalg.eigh(self.outputs / num_rows)
-            a, right = torch.linalg.eigh(factor * self.inputs)
-            return torch.outer(g.clamp_min(0.0), a.clamp_min(0.0)).flatten(), (left, right)
+            g, output_basis = torch.linalg.eigh(self.outputs / num_rows)
+            a, input_basis = torch.linalg.eigh(factor * self.inputs)
+            eigenvalues = torch.outer(g.clamp_min(0.0), a.clamp_min(0.0)).flatten()
+            return eigenvalues, (output_basis, input_basis)
         size = len(self.outputs) * self.inputs.shape[-1]
         # eigh reads only the lower triangle, which is filled.
         matrix = self.inputs.transpose(1, 2).reshape(size, size)
@@ -343,10 +346,10 @@ def _find_best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | Non
         raise ValueError(
             f"prior_precision must be given, got 'evidence', which has no maximum between 1e{LEAST} and 1e{MOST}"
         )
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-6}
     )
-    return float(10.0**found.x)
+    return float(10.0**optimum.x)
 
 
 def output_hessian(likelihood: Likelihood, f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
@@ -357,9 +360,9 @@ def output_hessian(likelihood: Likelihood, f: Tensor, noise: Mapping[str, Tensor
     """
     hessian = HESSIANS.get(type(likelihood))
     if hessian is None:
-        known = [kind.__name__ for kind in HESSIANS]
+        names = [kind.__name__ for kind in HESSIANS]
         raise ValueError(
-            f"likelihood must be one of {', '.join(known)}, got {type(likelihood).__name__}"
+            f"likelihood must be one of {', '.join(names)}, got {type(likelihood).__name__}"
         )
     if f.dim() != 2 or likelihood.event_dim != 1:
         raise ValueError(
@@ -416,11 +419,11 @@ class TrainedNetwork:
             check_fixed(
                 network.bnn, "trained", {**trained.state_dict(), **dict(trained.named_buffers())}
             )
-        first = getattr(self.likelihood, "_first_scale", math.nan)
-        if math.isclose(float(drawn.noise.get("scale", 0.0)), first, rel_tol=1e-5):
+        initial_scale = getattr(self.likelihood, "_first_scale", math.nan)
+        if math.isclose(float(drawn.noise.get("scale", 0.0)), initial_scale, rel_tol=1e-5):
             raise ValueError(
                 "likelihood must have a trained scale, got learn_scale=True at its first value "
-                f"{first:g}: train it, or give Gaussian(scale=...) the root mean square of residuals on "
+                f"{initial_scale:g}: train it, or give Gaussian(scale=...) the root mean square of residuals on "
                 "validation rows"
             )
         #: The values of the model's sites.
@@ -447,32 +450,32 @@ class TrainedNetwork:
 
 def _trained_values(trained: object) -> dict[str, Tensor]:
     """Return copies of the medians of a guide, or of the parameters of a network, by name."""
-    if hasattr(trained, "median") and not isinstance(trained, type):
+    if hasattr(trained, "median"):
         with torch.no_grad(), poutine.block():
-            found = trained.median()
+            values = trained.median()
     elif isinstance(trained, nn.Module):
-        found = dict(trained.named_parameters())
+        values = dict(trained.named_parameters())
     else:
         raise ValueError(
             f"trained must be a guide or a torch network, got {type(trained).__name__}"
         )
-    return {name: value.detach().clone() for name, value in found.items()}
+    return {name: value.detach().clone() for name, value in values.items()}
 
 
 class LastLayer(NamedTuple):
-    """A linear layer's place in the network, and the sites of its weight and bias (None for a fixed bias)."""
+    """A linear layer's name in the network, and the sites of its weight and bias (None for a fixed bias)."""
 
-    place: str
+    module_name: str
     weight: str
     bias: str | None
 
     def features(self, network: TrainedNetwork, x: Batch) -> tuple[Tensor, Tensor]:
         """Return the layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
-        found: list[Tensor] = []
-        layers = {self.place: network.skeleton.get_submodule(self.place)}
-        with hooked(layers, lambda place, inputs, output: found.append(inputs.clone())):
+        calls: list[Tensor] = []
+        layers = {self.module_name: network.skeleton.get_submodule(self.module_name)}
+        with hooked(layers, lambda name, inputs, output: calls.append(inputs.clone())):
             f = network.run(x)
-        (inputs,) = found
+        (inputs,) = calls
         return self.with_ones(inputs), f
 
     def with_ones(self, inputs: Tensor) -> Tensor:
@@ -488,7 +491,7 @@ class LastLayer(NamedTuple):
             return weight
         return torch.cat([weight, values[self.bias].unsqueeze(-1)], 1)
 
-    def parts(self, matrix: Tensor) -> dict[str, Tensor]:
+    def split(self, matrix: Tensor) -> dict[str, Tensor]:
         """Return the values of the sites in such a matrix."""
         if self.bias is None:
             return {self.weight: matrix}
@@ -506,15 +509,15 @@ def find_last_layer(network: TrainedNetwork, x: Batch) -> LastLayer:
         network.run(x)
     if finder.place is None or not finder.takes_vectors_once:
         modules = network.skeleton.named_modules()
-        linear = [place for place, module in modules if isinstance(module, nn.Linear)]
+        linear = [name for name, module in modules if isinstance(module, nn.Linear)]
         raise ValueError(
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"
         )
     weight, bias = parameter_names(finder.place)
-    own = network.skeleton.get_submodule(finder.place).weight
+    shared = network.skeleton.get_submodule(finder.place).weight
     named = network.skeleton.named_parameters(remove_duplicate=False)
-    owners = [name for name, parameter in named if parameter is own]
+    owners = [name for name, parameter in named if parameter is shared]
     if weight not in network.values or len(owners) > 1:
         raise ValueError(
             f"site '{weight}' of the last layer must be random and its own, got a weight of {owners} and the sites "

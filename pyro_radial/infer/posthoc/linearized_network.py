@@ -71,12 +71,12 @@ class LinearizedNetwork(nn.Module):
             )
         self.method = method
         # In a tuple, so that it is not a submodule with parameters.
-        self._parts = (likelihood, guide.layer)
+        self._likelihood_and_layer = (likelihood, guide.layer)
         net = network_of(model).bnn.to_module(guide.median())
-        self.layer = net.get_submodule(guide.layer.place)
+        self.layer = net.get_submodule(guide.layer.module_name)
         # Without its last layer, the network returns the inputs of that layer.
-        if guide.layer.place:
-            parent, _, leaf = guide.layer.place.rpartition(".")
+        if guide.layer.module_name:
+            parent, _, leaf = guide.layer.module_name.rpartition(".")
             setattr(net.get_submodule(parent), leaf, nn.Identity())
         else:
             net = nn.Identity()
@@ -91,7 +91,7 @@ class LinearizedNetwork(nn.Module):
         :param args: the network's inputs.
         :param kwargs: inputs by name.
         """
-        likelihood, layer = self._parts
+        likelihood, layer = self._likelihood_and_layer
         features = for_likelihood(self.features(*args, **kwargs), likelihood)
         f = self.layer(features)
         covariance = self.covariance(layer.with_ones(features))

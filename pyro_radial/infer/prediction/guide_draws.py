@@ -15,7 +15,6 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_function
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial._pyro.types import Batch, Guide, Model, Node
@@ -46,17 +45,16 @@ class GuideDraws:
             raise ValueError(
                 f"guide must be a function, got {type(guide).__name__}; predict takes mcmc.get_samples()"
             )
-        check_function("guide", guide)
         check_has_parameters("guide", guide)
         self._guide = guide
-        self._first: Trace | None = None
+        self._distributions: Trace | None = None
         #: Whether the next draw comes from the distributions of the first.
         self.from_distributions = False
 
     def draw(self, *args: object) -> Trace:
         """Draw all sites once, as a trace that a model can be replayed with."""
-        if self._first is not None:
-            return _copy_trace(self._first, lambda site: site["fn"]())
+        if self._distributions is not None:
+            return _copy_trace(self._distributions, lambda site: site["fn"]())
         trace = poutine.trace(self._guide).get_trace(*args)
         for name, site in trace.iter_stochastic_nodes():
             check_drawn(name, site, "guide must draw whole functions")
@@ -64,7 +62,7 @@ class GuideDraws:
         names = {name for name, _ in trace.iter_stochastic_nodes()}
         if not handlers_around() and _own_sites(self._guide) == names:
             # Without its values, which are a copy of all weights.
-            self._first = _copy_trace(trace, lambda site: None)
+            self._distributions = _copy_trace(trace, lambda site: None)
             self.from_distributions = True
         return trace
 
@@ -97,28 +95,23 @@ class PosteriorSamples:
 
     def __init__(self, samples: Mapping[str, Tensor]) -> None:
         for name, values in samples.items():
-            if not isinstance(values, Tensor) or values.dim() == 0 or len(values) == 0:
-                got = (
-                    f"shape {tuple(values.shape)}"
-                    if isinstance(values, Tensor)
-                    else type(values).__name__
-                )
+            if values.dim() == 0 or len(values) == 0:
                 raise ValueError(
-                    f"samples of site '{name}' must be a tensor [S, ...] of S draws, got {got}"
+                    f"samples of site '{name}' must be a tensor [S, ...] of S draws, got shape {tuple(values.shape)}"
                 )
         numbers = {name: len(values) for name, values in samples.items()}
         if len({*numbers.values()}) != 1:
             raise ValueError(f"samples must have one number of draws for all sites, got {numbers}")
         self.samples = dict(samples)
-        self._done = 0
+        self._num_runs = 0
 
     def __len__(self) -> int:
         return len(next(iter(self.samples.values())))
 
     def __call__(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the next sample of every site; the arguments of the model are not used."""
-        values = {name: values[self._done] for name, values in self.samples.items()}
-        self._done += 1
+        values = {name: values[self._num_runs] for name, values in self.samples.items()}
+        self._num_runs += 1
         return sample_at(values)
 
     def check(self, model: Model, x: Batch) -> None:
@@ -150,12 +143,12 @@ def sample_at(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return drawn
 
 
-def check_global(drawn: Trace, wanted: str, got: str) -> None:
+def check_global(drawn: Trace, requirement: str, got: str) -> None:
     """Raise a ValueError naming a site inside a plate: its draw belongs to the rows that it was made for."""
     for name, site in drawn.iter_stochastic_nodes():
         if site["cond_indep_stack"]:
             raise ValueError(
-                f"{wanted}, since site '{name}' of the guide is inside a plate, got {got}"
+                f"{requirement}, since site '{name}' of the guide is inside a plate, got {got}"
             )
 
 
@@ -184,21 +177,21 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
 def check_has_parameters(argument: str, guide: object) -> None:
     """Raise a ValueError that names the argument, for an autoguide that has no parameters yet."""
     # Without targets a new autoguide would take them for latent.
-    for part in guide.modules() if isinstance(guide, nn.Module) else ():
-        has_own = isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList)
-        if has_own and part.prototype_trace is None:
+    for module in guide.modules() if isinstance(guide, nn.Module) else ():
+        has_prototype = isinstance(module, AutoGuide) and not isinstance(module, AutoGuideList)
+        if has_prototype and module.prototype_trace is None:
             raise ValueError(
-                f"{argument} must have its parameters, got {type(part).__name__} without any yet; train it, or run it "
-                "once on inputs and targets: guide(x, y)"
+                f"{argument} must have its parameters, got {type(module).__name__} without any yet; train it, or run "
+                "it once on inputs and targets: guide(x, y)"
             )
 
 
 def _copy_trace(trace: Trace, value_of: Callable[[Node], object]) -> Trace:
     """Return a trace with the same sites, each with a value that ``value_of`` makes."""
-    new = Trace()
+    copied = Trace()
     for name, site in trace.iter_stochastic_nodes():
-        new.add_node(name, **{**site, "value": value_of(site)})
-    return new
+        copied.add_node(name, **{**site, "value": value_of(site)})
+    return copied
 
 
 def _own_sites(guide: object) -> set[str] | None:
@@ -207,8 +200,8 @@ def _own_sites(guide: object) -> set[str] | None:
         return set(guide.latent_sites) if _runs_as(guide, AutoPerSite) else None
     if not isinstance(guide, AutoGuideList) or not _runs_as(guide, AutoGuideList):
         return None
-    found = [_own_sites(part) for part in guide]
-    return None if None in found else set().union(*filter(None, found))
+    sites_of_members = [_own_sites(member) for member in guide]
+    return None if None in sites_of_members else set().union(*filter(None, sites_of_members))
 
 
 def _runs_as(guide: nn.Module, cls: type[nn.Module]) -> bool:

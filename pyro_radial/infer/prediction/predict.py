@@ -15,7 +15,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import check_function, check_types, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
@@ -114,7 +114,7 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
-    _check_arguments(model, method, dropout, progress, function_site)
+    _check_arguments(model, method, dropout, function_site)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     if method != "draws":
@@ -157,7 +157,7 @@ def _predict_by_draws(
     )
     draws = GuideDraws(guide)
     run = _choose_run(model, draws, function_site, dropout)
-    on = _find_dropout(model) if dropout else []
+    dropout_layers = _find_dropout(model) if dropout else []
     samples: Any = None
     noise: dict[str, list[Tensor]] = {}
     # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place. It also
@@ -169,7 +169,7 @@ def _predict_by_draws(
         for draw in range(count):
             with one_at_a_time(), nullcontext() if run.is_copy else evaluating(model, guide):
                 # These modes are restored with all others.
-                for layer in on:
+                for layer in dropout_layers:
                     layer.training = True
                 drawn = draws.draw(move(take(x, chunks[0]), device))
                 if len(chunks) > 1:
@@ -183,7 +183,7 @@ def _predict_by_draws(
                             samples = tree_map(
                                 lambda v: v.new_empty(count, num_rows(x), *v.shape[1:]), values
                             )
-                        tree_map(lambda kept, v: kept[draw, rows].copy_(v), samples, values)  # noqa: B023
+                        tree_map(lambda sample, v: sample[draw, rows].copy_(v), samples, values)  # noqa: B023
                         bar.update()
                 for argument, value in run.noise.items():
                     noise.setdefault(argument, []).append(value)
@@ -193,11 +193,7 @@ def _predict_by_draws(
     return make_prediction(samples, likelihood, stacked)
 
 
-def _check_arguments(
-    model: object, method: object, dropout: object, progress: object, function_site: object
-) -> None:
-    check_function("model", model)
-    check_types(bool, dropout=dropout, progress=progress)
+def _check_arguments(model: object, method: object, dropout: bool, function_site: object) -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     if method != "draws" and dropout:
@@ -271,10 +267,10 @@ class _NetworkRun:
     def start(self, drawn: Trace) -> None:
         """Take another draw of the guide."""
         # Other priors are checked as they are sampled: once is enough.
-        known = self._checked or not self._network.wrappers
-        direct = self._network.drawn_parameters(drawn) if known else None
-        if direct is not None:
-            self._parameters = direct
+        is_checked = self._checked or not self._network.wrappers
+        parameters = self._network.drawn_parameters(drawn) if is_checked else None
+        if parameters is not None:
+            self._parameters = parameters
             if self._has_run and self._draws.from_distributions and not self.is_copy:
                 self._function = self._network.copy_of_function()
                 self.is_copy = True
@@ -368,14 +364,14 @@ def _check_outputs(values: object, function_site: str, number: int) -> Any:
 
 def _find_dropout(model: object) -> list[nn.Module]:
     """Return the layers whose dropout is on in train mode."""
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for module in submodules(model):
         is_dropout = isinstance(module, DROPOUT_LAYERS) and module.p > 0
         if is_dropout or (isinstance(module, LAYERS_WITH_DROPOUT) and module.dropout > 0):
-            found.append(module)
-    if not found:
+            layers.append(module)
+    if not layers:
         raise ValueError(
             "model must have dropout layers, such as nn.Dropout, with a rate above zero for dropout=True, got "
             f"{getattr(model, '__name__', type(model).__name__)} without any"
         )
-    return found
+    return layers

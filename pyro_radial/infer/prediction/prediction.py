@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from pyro_radial._pyro.checks import check_items, held_numbers, positive_count
+from pyro_radial._pyro.checks import held_numbers, positive_count
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.likelihoods import masked
 from pyro_radial.nn.named_likelihoods import split_missing
 
-# Samples are split into this many parts, since densities make copies; fewer than SMALL numbers are not split.
-PARTS, SMALL = 64, 2**14
+# Samples are split into this many chunks, since densities make copies; fewer than SMALL numbers are not split.
+CHUNKS, SMALL = 64, 2**14
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Prediction:
 
         :param predictions: predictions of models with equal likelihoods, or the dicts of named outputs.
         :returns: a prediction with the draws of all, one after another; it has the first one's likelihood.
-        :raises ValueError: for no predictions, other objects, or outputs of different shapes.
+        :raises ValueError: for no predictions, or outputs of different shapes.
 
         Example::
 
@@ -60,22 +60,21 @@ class Prediction:
             >>> Prediction.joined([Prediction(torch.zeros(8, 5, 3)), Prediction(torch.ones(8, 5, 3))]).samples.shape
             torch.Size([16, 5, 3])
         """
-        parts = check_items(Prediction | Predictions, "predictions", predictions)
-        outputs = [_outputs_of(part) for part in parts]
-        if not parts or any(other != outputs[0] for other in outputs):
+        layouts = [_layout_of(member) for member in predictions]
+        if not layouts or any(layout != layouts[0] for layout in layouts):
             raise ValueError(
-                f"predictions must hold draws of the same outputs at the same inputs, got {outputs}"
+                f"predictions must hold draws of the same outputs at the same inputs, got {layouts}"
             )
-        first = parts[0]
-        if isinstance(first, Predictions):
-            found = Predictions()
-            for name in first:
-                found[name] = Prediction.joined([part[name] for part in parts])
-            return found
+        if isinstance(predictions[0], Predictions):
+            joined = Predictions()
+            for name in predictions[0]:
+                joined[name] = Prediction.joined([member[name] for member in predictions])
+            return joined
         noise: dict[str, Tensor] = {}
-        for argument in first.noise:
-            noise[argument] = torch.cat([part.noise[argument] for part in parts])
-        return Prediction(torch.cat([part.samples for part in parts]), first.likelihood, noise)
+        for argument in predictions[0].noise:
+            noise[argument] = torch.cat([member.noise[argument] for member in predictions])
+        samples = torch.cat([member.samples for member in predictions])
+        return Prediction(samples, predictions[0].likelihood, noise)
 
     @property
     def mean(self) -> Tensor:
@@ -170,8 +169,8 @@ class Prediction:
         y = likelihood.check_target(self.samples, y)
 
         def log_prob(samples: Tensor, rows: slice) -> Tensor:
-            there = None if observed is None else observed[rows]
-            distribution = masked(likelihood.observation(samples, **self.noise), there, y[rows])
+            mask = None if observed is None else observed[rows]
+            distribution = masked(likelihood.observation(samples, **self.noise), mask, y[rows])
             return combine(distribution.log_prob(y[rows]))
 
         return self._by_rows(log_prob)
@@ -235,21 +234,21 @@ class Prediction:
         values = self._by_rows(quantiles, copies=2 * num_targets).movedim(1, 0)
         return values.reshape(levels.shape + values.shape[1:])
 
-    def _moment(self, what: str, moment: Callable[[Any], Tensor]) -> Tensor:
+    def _moment(self, quantity: str, moment: Callable[[Any], Tensor]) -> Tensor:
         """Return a moment of the observations of all draws at each input; targets must be numbers."""
-        likelihood = self._require(what)
+        likelihood = self._require(quantity)
 
         def moment_of_rows(samples: Tensor, _: slice) -> Tensor:
             observation = likelihood.observation(samples, **self.noise)
-            return moment(_require_numbers(what, "variance; use entropy", observation))
+            return moment(_require_numbers(quantity, "variance; use entropy", observation))
 
         return self._by_rows(moment_of_rows)
 
     def _by_rows(self, function: Callable[[Tensor, slice], Tensor], copies: int = 1) -> Tensor:
-        """Apply a function of the samples of some rows to all rows in parts; it makes about ``copies`` of its input."""
+        """Apply a function of the samples of some rows to all rows, by chunks; it makes ``copies`` of its input."""
         number = self.samples.shape[1]
         numbers = copies * max(1, self.samples.numel())
-        size = max(1, number // (PARTS * copies), number * SMALL // numbers)
+        size = max(1, number // (CHUNKS * copies), number * SMALL // numbers)
         result: Tensor | None = None
         for start in range(0, max(1, number), size):
             rows = slice(start, start + size)
@@ -260,11 +259,11 @@ class Prediction:
         assert result is not None
         return result
 
-    def _require(self, what: str) -> Any:
+    def _require(self, quantity: str) -> Any:
         """Return the likelihood, or raise a ValueError that names the quantity which needs it."""
         if self.likelihood is None:
             raise ValueError(
-                f"Prediction.{what}: model must have an attribute `likelihood`, as SupervisedModel has, got none"
+                f"Prediction.{quantity}: model must have an attribute `likelihood`, as SupervisedModel has, got none"
             )
         return self.likelihood
 
@@ -293,28 +292,28 @@ def make_prediction(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) 
     """Return the prediction for samples of a model's function, or one for each output in a dict of samples."""
     if isinstance(samples, Tensor):
         return Prediction(samples, likelihood, dict(noise))
-    found = Predictions()
+    predictions = Predictions()
     for name, values in samples.items():
-        own = {}
+        noise_of_output = {}
         for key, value in noise.items():
             if key.startswith(f"{name}."):
-                own[key.removeprefix(f"{name}.")] = value
-        found[name] = Prediction(values, likelihood.by_name[name], own)
-    return found
+                noise_of_output[key.removeprefix(f"{name}.")] = value
+        predictions[name] = Prediction(values, likelihood.by_name[name], noise_of_output)
+    return predictions
 
 
-def _outputs_of(prediction: Any) -> Any:
+def _layout_of(prediction: Any) -> Any:
     """Return the shape of a draw and the names of the noise, by name for named outputs."""
     if isinstance(prediction, Predictions):
-        return {name: _outputs_of(part) for name, part in prediction.items()}
+        return {name: _layout_of(output) for name, output in prediction.items()}
     return [*prediction.samples.shape[1:], *prediction.noise]
 
 
-def _require_numbers(what: str, lacking: str, observation: object) -> Any:
+def _require_numbers(quantity: str, lacking: str, observation: object) -> Any:
     """Return the observation, or raise a ValueError if its targets are classes."""
     if isinstance(leaf(observation), Categorical):
         raise ValueError(
-            f"Prediction.{what}: likelihood must have numbers as targets, got labels of classes, which have no "
+            f"Prediction.{quantity}: likelihood must have numbers as targets, got labels of classes, which have no "
             f"{lacking}"
         )
     return observation

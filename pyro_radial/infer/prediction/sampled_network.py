@@ -147,7 +147,8 @@ class SampledNetwork(nn.Module):
             chunk = {name: tensor[some] for name, tensor in drawn.items()}
             outputs.append(run(shared, chunk, args, kwargs))
         return tree_map(
-            lambda *own: torch.cat(own) if isinstance(own[0], Tensor) else own[0], *outputs
+            lambda *chunks: torch.cat(chunks) if isinstance(chunks[0], Tensor) else chunks[0],
+            *outputs,
         )
 
     @torch.no_grad()
@@ -184,7 +185,7 @@ class SampledNetwork(nn.Module):
                 samples = tree_map(
                     lambda v: v.new_empty(self.num_samples, number, *v.shape[2:]), values
                 )
-            tree_map(lambda kept, v: kept[:, rows].copy_(v), samples, values)  # noqa: B023
+            tree_map(lambda sample, v: sample[:, rows].copy_(v), samples, values)  # noqa: B023
         warn_if_identical(
             samples, lambda: all(are_identical(values) for values in self.draws.buffers())
         )
@@ -223,7 +224,7 @@ class SampledNetwork(nn.Module):
         """Run some draws for a compiler."""
         skeleton = self._functional.skeleton
 
-        def one(draw: Mapping[str, Tensor]) -> object:
+        def output_of(draw: Mapping[str, Tensor]) -> object:
             return functional_call(skeleton, {**shared, **draw}, args, kwargs)
 
         # Fused attention has no batching rule, and a compiler cannot follow the switch of its fast path.
@@ -231,8 +232,8 @@ class SampledNetwork(nn.Module):
         # Most batching rules turn an open number of rows into the number of the example.
         if self.batching == "vmap" and not attends and not _has_open_size((args, kwargs)):
             with sdpa_kernel(SDPBackend.MATH):
-                return vmap(one, randomness="different")(drawn)
-        return loop(one, drawn)
+                return vmap(output_of, randomness="different")(drawn)
+        return loop(output_of, drawn)
 
 
 def _draw_parameters(

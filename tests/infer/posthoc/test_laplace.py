@@ -40,9 +40,9 @@ def regression(num_rows=30, outputs=2, bias=True, off=0.0):
     return model, network, (x, y), design, precision
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("structure", ["full", "kronecker"])
-@pytest.mark.parametrize("off", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("structure", "bias", "off"), [("full", True, 0.3), ("kronecker", True, 0.0), ("kronecker", False, 0.3)]
+)
 def test_linear_regression_has_its_exact_posterior(structure, bias, off):
     """Also if the trained weights are not the most probable ones."""
     model, network, data, _, precision = regression(bias=bias, off=off)
@@ -68,9 +68,9 @@ def test_one_pass_has_the_moments_of_the_draws(structure, bias):
     features = torch.cat([features, torch.ones_like(features[:, :1])], 1) if bias else features
     jacobian = torch.stack([torch.kron(torch.eye(3, dtype=torch.float64), row[None]) for row in features])
     torch.testing.assert_close(covariance, jacobian @ guide.covariance() @ jacobian.mT)
-    draws = predict(model, guide, x, 4000, chunk_size=16, method="linearized").samples
+    draws = predict(model, guide, x, 2000, chunk_size=16, method="linearized").samples
     error = (draws.var(0) / covariance.diagonal(dim1=1, dim2=2) - 1.0).abs()
-    assert float(error.max()) < 5 * (2 / 4000) ** 0.5
+    assert float(error.max()) < 5 * (2 / 2000) ** 0.5
 
 
 def test_the_probit_is_the_scaled_mean_and_near_the_integral():
@@ -106,7 +106,7 @@ def test_the_evidence_of_linear_regression_is_exact_and_its_maximum_found(off):
 
 
 def test_a_precision_that_costs_the_rows_much_is_warned_of():
-    network, model, (x, y), _ = overfitted(steps=600)
+    network, model, (x, y), _ = overfitted(steps=300)
     with pytest.warns(UserWarning, match=r"rows given by 0\.\d\d nats.*Choose prior_precision on validation rows"):
         by_evidence = last_layer_laplace(model, network, (x, y), chunk_size=25)
     known = torch.nn.functional.cross_entropy(network(x), y)
@@ -178,10 +178,11 @@ LIKELIHOODS = {
 }
 
 
-@pytest.mark.parametrize("make", LIKELIHOODS.values(), ids=LIKELIHOODS)
-@pytest.mark.parametrize("num_data", [None, 60])
-def test_the_precision_is_the_hessian_of_finite_differences(make, num_data):
-    network, model, (x, y) = problem(make(num_data=num_data))
+@pytest.mark.parametrize(
+    ("name", "num_data"), [("categorical", None), ("bernoulli", 60), ("poisson", 60), ("gaussian", 60)]
+)
+def test_the_precision_is_the_hessian_of_finite_differences(name, num_data):
+    network, model, (x, y) = problem(LIKELIHOODS[name](num_data=num_data))
     noise = {"scale": torch.tensor(0.3)} if model.likelihood.noise_sites else {}
     features = network[:2](x).detach()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, PriorChain, SupervisedModel, predict
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import LinearizedNetwork, last_layer_laplace
 from pyro_radial.nn import likelihoods
 
@@ -61,9 +61,9 @@ def test_mean_and_covariance_are_those_of_the_guide(network, structure):
     torch.testing.assert_close(mean, expected)
     torch.testing.assert_close(covariance, expected_covariance)
 
-    draws = predict(model, guide, X, method="linearized", num_samples=20_000).samples
+    draws = predict(model, guide, X, method="linearized", num_samples=2_000).samples
     errors = (draws.var(0) / covariance.diagonal(dim1=-2, dim2=-1)).log().abs()
-    assert errors.max() < 6 * (2 / 20_000) ** 0.5
+    assert errors.max() < 6 * (2 / 2_000) ** 0.5
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -74,28 +74,21 @@ def test_probabilities_are_those_of_predict(network, likelihood):
     torch.testing.assert_close(found, predict(model, guide, X, method="probit").mean)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("method", ["linearized", "probit"])
+@pytest.mark.parametrize(
+    ("network", "method"), [("batch norm, dropout and no bias", "linearized"), ("convolutional", "probit")]
+)
 def test_an_exported_program_gives_the_same_for_any_number_of_rows(network, method):
     served = LinearizedNetwork(*fitted(network), method)
+    if isinstance(served.features, Logits):
+        compiled = torch.compile(served, backend="eager")
+        torch.testing.assert_close(compiled(x=X, shift=0.5), served(X + 0.5))
     program = torch.export.export(served, (X[:3].clone(),), dynamic_shapes=ROWS)
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
     for rows in (X[:2], X):
-        for one, other in zip(_parts(loaded(rows)), _parts(served(rows)), strict=True):
-            torch.testing.assert_close(one, other)
-
-
-def _parts(found):
-    return found if isinstance(found, tuple) else (found,)
-
-
-def test_it_compiles_and_takes_inputs_by_name():
-    served = LinearizedNetwork(*fitted("batch norm, dropout and no bias"))
-    compiled = torch.compile(served, backend="eager")
-    torch.testing.assert_close(compiled(x=X, shift=0.5), served(X + 0.5))
+        torch.testing.assert_close(loaded(rows), served(rows))
 
 
 def test_it_is_in_evaluation_mode_and_keeps_copies():
@@ -112,26 +105,11 @@ def test_it_is_in_evaluation_mode_and_keeps_copies():
     assert torch.equal(copy.deepcopy(served)(X), before)
 
 
-def test_its_state_loads_into_another_one():
-    model, guide = fitted()
-    served = LinearizedNetwork(model, guide, "probit")
-    other = LinearizedNetwork(model, guide, "probit")
-    for tensor in other.state_dict().values():
-        tensor.zero_()
-    other.load_state_dict(served.state_dict())
-    assert torch.equal(other(X), served(X))
-
-
 def test_threads_get_what_one_gets():
     served = LinearizedNetwork(*fitted(), "probit")
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(served, [X] * 16))
     assert all(torch.equal(one, served(X)) for one in found)
-
-
-def test_a_chain_keeps_its_network():
-    model, guide = fitted()
-    torch.testing.assert_close(LinearizedNetwork(PriorChain(model), guide)(X), LinearizedNetwork(model, guide)(X))
 
 
 def test_what_does_not_fit_is_named():
@@ -143,14 +121,8 @@ def test_what_does_not_fit_is_named():
         ((model, guide, "draws"), "method must be 'linearized' or 'probit', got 'draws'"),
         ((fitted(likelihood=likelihoods.Gaussian())[0], guide, "probit"), "model must have a likelihood of classes"),
         ((nn.Linear(3, 2), guide), "model must"),
+        ((fitted("linear")[0], guide), "weight"),
     ]
     for arguments, message in cases:
         with pytest.raises(ValueError, match=message):
             LinearizedNetwork(*arguments)
-
-
-def test_another_network_is_named():
-    _, guide = fitted()
-    model, _ = fitted("linear")
-    with pytest.raises(ValueError, match=r"weight"):
-        LinearizedNetwork(model, guide)

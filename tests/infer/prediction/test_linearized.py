@@ -21,7 +21,7 @@ from pyro_radial.nn.linearized.site_function import SiteFunction
 from pyro_radial.poutine import mean_only
 from tests.helpers.predictions import CLASSES, POINTS, X, problem
 
-DRAWS = 4000
+DRAWS = 2000
 IMAGES = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(2))
 
 
@@ -85,8 +85,6 @@ def images(**kwargs):
 
 
 NETWORKS = {
-    "mean field": (None, X, AutoMeanField, {}),
-    "radial": (None, X, AutoRadial, {}),
     "radial by row": (None, X, AutoRadial, {"event_dim": 1}),
     "images": (images, IMAGES, AutoRadial, {}),
     "images, point biases": (images, IMAGES, AutoMeanField, {"families": {"bias": families.Delta()}}),
@@ -150,6 +148,11 @@ def is_refused(match, model=None, guide=None, x=X, **kwargs):
 
 
 def test_arguments_that_do_not_fit_are_named():
+    is_refused(
+        "model must have a likelihood of classes for method='probit', got Gaussian",
+        SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(scale=0.1)),
+        method="probit",
+    )
     is_refused(r"dropout must be False for method='linearized', got True", dropout=True)
     is_refused(r"x must be one tensor for method='linearized', got a dict", x={"x": X})
     is_refused(r"x must be one tensor for method='linearized', got a tuple", x=(X, X))
@@ -219,9 +222,3 @@ def test_the_probit_needs_no_draws():
     scaled = mean / (1 + math.pi / 8 * covariance.diagonal(dim1=1, dim2=2)).sqrt()
     torch.testing.assert_close(found.samples, scaled[None].to(found.samples), rtol=1e-4, atol=1e-5)
     assert float(found.mutual_information.abs().max()) == 0.0
-
-
-def test_the_probit_is_for_classes():
-    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(scale=0.1, num_data=POINTS))
-    with pytest.raises(ValueError, match=r"model must have a likelihood of classes for method='probit', got Gaussian"):
-        predict(model, AutoRadial(model), X, method="probit")

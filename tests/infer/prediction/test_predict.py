@@ -20,7 +20,7 @@ from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 # --------------------------------------------------------------------------------------------- the draws themselves
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 22, 23, 500])
+@pytest.mark.parametrize("chunk_size", [1, 22, 23])
 @pytest.mark.parametrize("kind", ["categorical", "gaussian", "random noise", "hidden site"])
 def test_draws_are_the_same_for_every_chunk_size(kind, chunk_size):
     y = torch.zeros(POINTS, CLASSES)
@@ -70,8 +70,7 @@ def function_model(function_site="f"):
     return model
 
 
-@pytest.mark.parametrize("local", [False, True])
-@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta, AutoRadial])
+@pytest.mark.parametrize(("guide", "local"), [(AutoNormal, False), (AutoDelta, True), (AutoRadial, True)])
 def test_a_model_function_without_likelihood_gives_draws_and_their_mean(guide, local):
     with pyro.settings.context(module_local_params=local):
         model = function_model()
@@ -140,14 +139,8 @@ def test_draws_of_sites_in_a_plate_serve_one_chunk_only():
         draws(model, guide, chunk_size=10)
 
 
-def test_what_is_neither_model_nor_guide_is_named():
-    model, guide = problem()
-    with pytest.raises(ValueError, match="model must be a function, got NoneType"):
-        predict(None, guide, X)
-    with pytest.raises(ValueError, match=r"guide must be a function, got NoneType$"):
-        predict(model, None, X)
-    with pytest.raises(ValueError, match="guide must be a function, got the class AutoRadial"):
-        predict(model, AutoRadial, X)
+def test_a_sampler_is_told_to_give_its_samples():
+    model, _ = problem()
     mcmc = MCMC(HMC(model), num_samples=1)
     for use in (lambda: predict(model, mcmc, X), lambda: SampledNetwork(model, mcmc)):
         with pytest.raises(ValueError, match=r"guide must be a function, got MCMC; .*mcmc\.get_samples\(\)"):

@@ -14,7 +14,7 @@ from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
-DRAWS = 1000
+DRAWS = 400
 
 
 def plain(net, x=X, outputs=1):
@@ -73,8 +73,8 @@ def test_a_model_written_by_hand_and_a_guide_with_noise_work_too():
     model = Model()
     guide = AutoMeanField(model, init_stddev=0.5)
     guide.setup(X, torch.zeros(6))
-    both = predict(model, guide, X, 300, function_site="values", dropout=True).samples.var(0)
-    weights = predict(model, guide, X, 300, function_site="values").samples.var(0)
+    both = predict(model, guide, X, 150, function_site="values", dropout=True).samples.var(0)
+    weights = predict(model, guide, X, 150, function_site="values").samples.var(0)
     assert bool((both > 1.1 * weights).all())
 
 
@@ -82,11 +82,3 @@ def test_a_model_written_by_hand_and_a_guide_with_noise_work_too():
 def test_a_model_that_drops_nothing_is_refused(net):
     with pytest.raises(ValueError, match=r"model must have dropout layers, .* got SupervisedModel without any"):
         predict(*plain(net), X, dropout=True)
-
-
-def test_errors_name_the_argument():
-    model, guide = plain(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
-    with pytest.raises(ValueError, match="num_samples must be a positive integer, got 0"):
-        predict(model, guide, X, 0, dropout=True)
-    with pytest.raises(ValueError, match="x must not hold NaN"):
-        predict(model, guide, X * torch.nan, dropout=True)

@@ -165,15 +165,3 @@ def test_a_handler_around_the_call_acts_on_every_draw():
     with torch.no_grad():
         expected = model.bnn.to_module(guide.median()).eval()(X)
     assert torch.allclose(samples, expected.expand_as(samples), atol=1e-6)
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_the_network_computes_in_evaluation_mode_and_nothing_of_the_model_changes(training):
-    model, guide = made(CASES["radial"])
-    draws(model.train(training), guide)
-    modes = [module.training for module in model.bnn.skeleton.modules()]
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    samples = draws(model, guide, X[:1].expand(5, 2)).samples
-    assert torch.allclose(samples, samples[:, :1].expand_as(samples), atol=1e-5)
-    assert [module.training for module in model.bnn.skeleton.modules()] == modes == [training] * len(modes)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -38,18 +38,18 @@ def sampled(number=50):
 def test_nuts_gives_the_predictive_of_the_conjugate_model():
     model = regression()
     pyro.set_rng_seed(0)
-    mcmc = MCMC(NUTS(model, jit_compile=False), num_samples=150, warmup_steps=100, disable_progbar=True)
+    mcmc = MCMC(NUTS(model, jit_compile=False), num_samples=100, warmup_steps=60, disable_progbar=True)
     mcmc.run(X, Y)
     prediction = predict(model, mcmc.get_samples(), NEW)
     mean, variance = exact(NEW)
-    assert prediction.samples.shape == (150, 4, 1)
+    assert prediction.samples.shape == (100, 4, 1)
     # Of so few samples of NUTS a third counts, at least.
-    error = (variance / 50).sqrt()
+    error = (variance / 33).sqrt()
     assert bool(((prediction.mean - mean).abs() < 4 * error).all())
-    assert bool(((prediction.variance - NOISE**2) / variance - 1).abs().max() < 4 * (2 / 50) ** 0.5)
+    assert bool(((prediction.variance - NOISE**2) / variance - 1).abs().max() < 4 * (2 / 33) ** 0.5)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, 1024])
+@pytest.mark.parametrize("chunk_size", [3, 1024])
 def test_a_draw_is_the_function_of_its_sample_in_order(chunk_size):
     samples = sampled()
     prediction = predict(regression(), samples, NEW, chunk_size=chunk_size)
@@ -83,7 +83,6 @@ BAD = {
     ),
     "none": ({}, "one number of draws for all sites, got {}"),
     "no draws": ({"weight": torch.zeros(0, 1, 1)}, r"site 'weight' must be a tensor .* got shape \(0, 1, 1\)"),
-    "no tensor": ({"weight": [1.0]}, "site 'weight' must be a tensor .* got list"),
 }
 
 
