@@ -15,7 +15,7 @@ from pyro_radial.distributions.storage import describe, rebuild
 from pyro_radial.testing import DistributionTests, GuideTests
 from tests.tables import DISTRIBUTIONS, GUIDES
 
-NUM_SAMPLES = 40_000
+NUM_SAMPLES = 10_000
 STANDARD_ERRORS = 4.0
 
 for _name, _row in DISTRIBUTIONS.items():

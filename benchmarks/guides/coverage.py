@@ -128,7 +128,7 @@ def check(name: str, seed: int, size: Size) -> Row:
     found = diagnose(model, trained.guide, trained.args, intervals=True)
     share = found.intervals["coefficients"]
     return {
-        "estimate": share.held,
+        "estimate": share.coverage,
         "pareto k": share.pareto_k,
         "flagged": any("intervals of 'coefficients'" in finding for finding in found.findings),
         "seconds": time.process_time() - start,

@@ -65,9 +65,9 @@ def joint_shape(owner: str, /, **shapes: object) -> torch.Size:
     try:
         return torch.broadcast_shapes(*sizes)
     except RuntimeError:
-        given = " and ".join(str(tuple(size)) for size in sizes)
+        got = " and ".join(str(tuple(size)) for size in sizes)
         raise ValueError(
-            f"{owner}: {' and '.join(shapes)} must have shapes that broadcast, got {given}"
+            f"{owner}: {' and '.join(shapes)} must have shapes that broadcast, got {got}"
         ) from None
 
 
@@ -97,14 +97,16 @@ def kind_of(value: object) -> str:
     )
 
 
-def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: str) -> float:
+def check_number(
+    argument: str, value: Any, is_valid: Callable[[Any], Any], requirement: str
+) -> float:
     """Return the value as a float, or raise a ValueError naming the argument if it is not a number that fits."""
     try:
-        if not isinstance(value, bool | str) and fits(value):
+        if not isinstance(value, bool | str) and is_valid(value):
             return float(value)
     except (TypeError, ValueError, RuntimeError):
         pass
-    raise ValueError(f"{argument} must be {what}, got {value!r}")
+    raise ValueError(f"{argument} must be {requirement}, got {value!r}")
 
 
 def positive_float(argument: str, value: object) -> float:
@@ -176,33 +178,35 @@ def proper_fraction(argument: str, value: object) -> float:
     return check_number(argument, value, lambda number: 0.0 < number < 1.0, "between zero and one")
 
 
-def has_state(thing: object) -> bool:
+def has_state(holder: object) -> bool:
     """Return whether an object has the methods of a module to return and load its state, or its extra state."""
-    return bool(_state_methods(thing))
+    return bool(_state_methods(holder))
 
 
-def states(things: Mapping[str, object]) -> dict[str, Any]:
+def states(holders: Mapping[str, object]) -> dict[str, Any]:
     """Return the states of the objects that have one, by name."""
-    return {name: _state_methods(thing)[0]() for name, thing in things.items() if has_state(thing)}
+    return {
+        name: _state_methods(holder)[0]() for name, holder in holders.items() if has_state(holder)
+    }
 
 
-def load_states(things: Mapping[str, object], saved: Mapping[str, object]) -> None:
+def load_states(holders: Mapping[str, object], saved: Mapping[str, object]) -> None:
     """Load the states that :func:`states` returned; raise a ValueError before that if an object has no state."""
     for name in saved:
-        if not has_state(things.get(name)):
-            kind = type(things.get(name)).__name__
+        if not has_state(holders.get(name)):
+            kind = type(holders.get(name)).__name__
             raise ValueError(
                 f"{name} must have load_state_dict, because its state was saved, got {kind}"
             )
     for name, state in saved.items():
-        _state_methods(things[name])[1](state)
+        _state_methods(holders[name])[1](state)
 
 
-def _state_methods(thing: object) -> list[Any]:
-    """Return the methods that get and load the state of an object; none of a class, or of an object without a state."""
-    if isinstance(thing, type):
+def _state_methods(holder: object) -> list[Any]:
+    """Return the methods that get and load the state of an object; an empty list for a class or without a state."""
+    if isinstance(holder, type):
         return []
     for pair in STATE_METHODS:
-        if all(hasattr(thing, name) for name in pair):
-            return [getattr(thing, name) for name in pair]
+        if all(hasattr(holder, name) for name in pair):
+            return [getattr(holder, name) for name in pair]
     return []

@@ -273,8 +273,8 @@ def _unread(value: object) -> object:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _maximum(one: object, other: object) -> Tensor:
-    return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
+def _maximum(a: object, b: object) -> Tensor:
+    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
 
 
 class ReplaceFunctions(TorchFunctionMode):
@@ -304,13 +304,13 @@ def _expectation(
 
 def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
     """Return what the hooks of ``register_post_accumulate_grad_hook`` leave of a gradient."""
-    left: Tensor | None = gradient
+    current: Tensor | None = gradient
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-        parameter.grad = left
+        parameter.grad = current
         hook(parameter)
-        left = parameter.grad
+        current = parameter.grad
         parameter.grad = None
-    return left
+    return current
 
 
 @contextmanager
@@ -362,15 +362,15 @@ def compile_graph(
 
 def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the settings and the clipping options that an optimizer of Pyro's has for a parameter of this name."""
-    parts = module_from_param_with_module_name(name), user_param_name(name)
+    names = module_from_param_with_module_name(name), user_param_name(name)
     settings, clips = optim.pt_optim_args, optim.pt_clip_args
     if callable(settings):
         settings = (
             settings(normalize_param_name(name))
             if optim.pt_optim_args_argc == 1
-            else settings(*parts)
+            else settings(*names)
         )
-    return settings, dict(clips(*parts) if callable(clips) else clips)
+    return settings, dict(clips(*names) if callable(clips) else clips)
 
 
 def optimizer_state_waiting(optim: PyroOptim) -> dict[str, object]:

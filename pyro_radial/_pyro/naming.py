@@ -100,18 +100,18 @@ class UniquelyNamed(PyroModule):
 
 def _warn_of_strangers(name: str) -> None:
     """Warn of stored parameters under this name with another counter, if no object of this process owns them."""
-    own = _root(name)
+    root_name = _root(name)
     # Lists made in one step, because another thread may make a module meanwhile.
-    living = {own, *(_root(owner.key) for owner in _owners.valuerefs())}
+    living = {root_name, *(_root(owner.key) for owner in _owners.valuerefs())}
     roots = {_root(stored) for stored in tuple(pyro.get_param_store().keys())}
     strangers = sorted(
-        root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", own)
+        root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", root_name)
     )
     if strangers:
         warnings.warn(
-            f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {own} does not read: such names "
-            "count the objects of a process, and these are from another process; save and load the state_dict() of a "
-            "guide or model instead",
+            f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {root_name} does not read: such "
+            "names count the objects of a process, and these are from another process; save and load the state_dict() "
+            "of a guide or model instead",
             stacklevel=5,
         )
 

@@ -66,8 +66,8 @@ if hasattr(os, "register_at_fork"):
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Return the state of torch's generators for a device, of Python's and of NumPy's."""
     # A Dataset that augments its items uses Python's and NumPy's.
-    kind, words, *rest = np.random.get_state()  # noqa: NPY002
-    numpy_state = (kind, np.asarray(words).tolist(), *rest)
+    kind, words, *position = np.random.get_state()  # noqa: NPY002
+    numpy_state = (kind, np.asarray(words).tolist(), *position)
     state = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy_state}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

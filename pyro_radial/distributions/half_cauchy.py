@@ -43,7 +43,7 @@ def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:
     return gamma.sqrt() * inverse_gamma.sqrt()
 
 
-def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
+def sqrt_product(a: LogNormal, b: LogNormal) -> dist.LogNormal:
     r"""Return the log-normal distribution of the root of the product of two independent log-normal variables.
 
     .. math:: \sqrt{ab} \sim \mathrm{LogNormal}\left(\tfrac12 (\mu_a + \mu_b),\
@@ -51,9 +51,7 @@ def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
 
     It turns a posterior on the two factors of a half-Cauchy variable into a posterior on the variable.
     """
-    return dist.LogNormal(
-        0.5 * (first.loc + second.loc), 0.5 * torch.hypot(first.scale, second.scale)
-    )
+    return dist.LogNormal(0.5 * (a.loc + b.loc), 0.5 * torch.hypot(a.scale, b.scale))
 
 
 def log_mode(distribution: LogNormal) -> Tensor:

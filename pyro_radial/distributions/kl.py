@@ -90,7 +90,7 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     if not isinstance(leaf(q), kinds) or not isinstance(leaf(p), kinds):
         raise NotImplementedError
     kl = _masked_divergence(q, p)
-    # If q has no batch of its own, p's may have been folded to size one.
+    # Repeats in p's batch may have been folded to size one.
     return kl.to(leaf(q).loc.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
@@ -100,8 +100,8 @@ def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float
         return kl_by_cross_entropy(q, p)
     if own_mask(q) is False or own_mask(p) is False:
         return 0.0
-    both = own_mask(q) & own_mask(p)
-    return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=both)
+    common_mask = own_mask(q) & own_mask(p)
+    return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=common_mask)
 
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:
@@ -121,8 +121,8 @@ def kl_multivariate_normal_to_normal(q: MultivariateNormal, p: Distribution) -> 
     """
     if not isinstance(leaf(p), Normal):
         raise NotImplementedError
-    own = q.scale_tril.diagonal(dim1=-2, dim2=-1)
-    total_correlation = (q.stddev / own).log().sum(-1)
+    conditional_stddev = q.scale_tril.diagonal(dim1=-2, dim2=-1)
+    total_correlation = (q.stddev / conditional_stddev).log().sum(-1)
     return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + total_correlation
 
 
@@ -203,17 +203,17 @@ def _masked_divergence(q: Distribution, p: Distribution) -> Tensor:
         q_mask = mask_of(q)
         p_mask = mask_of(p)
     except ValueError:
-        # Single elements of an event are masked: each side sums its own elements.
+        # A mask covers single elements of an event: each side sums the elements that its mask keeps.
         return _cross_entropy(q, p) - _entropy(q)
     kl = _divergence(remove_masks(q), remove_masks(p))
     if q_mask is p_mask:
         return scale_and_mask(kl, mask=q_mask)
     q_on = torch.as_tensor(True if q_mask is None else q_mask, device=kl.device)
     p_on = torch.as_tensor(True if p_mask is None else p_mask, device=kl.device)
-    alone = torch.where(
+    one_sided = torch.where(
         p_on, _cross_entropy(remove_masks(q), remove_masks(p)), -_entropy(remove_masks(q))
     )
-    return torch.where(q_on & p_on, kl, torch.where(q_on | p_on, alone, 0.0))
+    return torch.where(q_on & p_on, kl, torch.where(q_on | p_on, one_sided, 0.0))
 
 
 def _divergence(q: Distribution, p: Distribution) -> Tensor:
@@ -221,10 +221,10 @@ def _divergence(q: Distribution, p: Distribution) -> Tensor:
     parameters = _read_parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
-    other = leaf(p)
+    normal = leaf(p)
     shape = p.batch_shape + p.event_shape
-    center = drop_repeats(other.loc.expand(shape))
-    unit = drop_repeats(other.scale.expand(shape))
+    center = drop_repeats(normal.loc.expand(shape))
+    unit = drop_repeats(normal.scale.expand(shape))
     radius = None if parameters.radius_dim is None else parameters.elements_per_radius
     kl = kl_to_normal(parameters.loc, parameters.scale, center, unit, len(q.event_shape), radius)
     if radius is None:
@@ -277,10 +277,11 @@ def _entropy(q: Distribution) -> Tensor:
 
 def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     """Return E[-log p(w)]. Everything broadcasts, because q's parameters have the full shape."""
-    return carry_to_batch(partial(_cross_entropy_to_leaf, _read_parameters(q)), p)
+    return carry_to_batch(partial(_cross_entropy_without_wrappers, _read_parameters(q)), p)
 
 
-def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
+def _cross_entropy_without_wrappers(q: _Parameters, p: Distribution) -> Tensor:
+    """Return E[-log p(w)] for a radial or a normal p without wrappers, one number for each element of its batch."""
     if isinstance(p, RadialNormal):
         log_scale = event_sum(q.scale.log(), p.event_dim)
         return _divergence_to_radial(q, p) + (
@@ -299,12 +300,20 @@ def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
 # Pyro register themselves (Independent to Independent) stay theirs and end in one of the rows below. The exception is
 # masked to masked, if one is radial: Pyro's rule uses one mask for both sides, which is right only if they are equal.
 _KINDS = (RadialNormal, Normal, Independent, MaskedDistribution, ExpandedDistribution)
-_OTHERS = {(Normal, Normal), (Independent, Independent), (MaskedDistribution, MaskedDistribution)}
+_REGISTERED_ELSEWHERE = {
+    (Normal, Normal),
+    (Independent, Independent),
+    (MaskedDistribution, MaskedDistribution),
+}
 # Torch considers two equal bijections different if they are made of several parts.
 _BIJECTIONS = (Pushforward, LogNormal, Independent, ExpandedDistribution, Gamma, InverseGamma)
 
 RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor | float]]] = [
-    *((q, p, kl_by_cross_entropy) for q, p in product(_KINDS, _KINDS) if (q, p) not in _OTHERS),
+    *(
+        (q, p, kl_by_cross_entropy)
+        for q, p in product(_KINDS, _KINDS)
+        if (q, p) not in _REGISTERED_ELSEWHERE
+    ),
     (MaskedDistribution, MaskedDistribution, kl_of_masked),
     (RadialNormal, MultivariateNormal, kl_radial_to_multivariate_normal),
     *((MultivariateNormal, p, kl_multivariate_normal_to_normal) for p in _KINDS[2:]),

@@ -55,11 +55,11 @@ def moments(distribution: Any, transform: Transform | None = None) -> Moments:
     distribution = remove_masks(distribution)
     if transform is None:
         return _own_moments(distribution)
-    inside = _own_moments(pull_back(distribution, elementary([transform])))
-    if inside.mean is not None:
-        return inside
-    outside = _own_moments(distribution).mean
-    return Moments(None if outside is None else _if_finite(transform.inv(outside)), None)
+    preimage_moments = _own_moments(pull_back(distribution, elementary([transform])))
+    if preimage_moments.mean is not None:
+        return preimage_moments
+    mean = _own_moments(distribution).mean
+    return Moments(None if mean is None else _if_finite(transform.inv(mean)), None)
 
 
 def _own_moments(distribution: Distribution) -> Moments:

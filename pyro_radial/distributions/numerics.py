@@ -50,7 +50,7 @@ def row_sum(tensor: Tensor) -> Tensor:
 
 
 def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size: int) -> Tensor:
-    """Apply an elementwise function, without gradients, to a part of the elements at a time.
+    """Apply an elementwise function, without gradients, to ``size`` elements at a time.
 
     Each step of a long formula then stays in the processor's cache.
     """
@@ -58,7 +58,7 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     if is_traced() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
         return function(*tensors)
     split = [tensor.flatten().split(size) for tensor in tensors]
-    joined = torch.cat([function(*part) for part in zip(*split, strict=True)], -1)
+    joined = torch.cat([function(*chunk) for chunk in zip(*split, strict=True)], -1)
     return joined.reshape(joined.shape[:-1] + tensors[0].shape)
 
 
@@ -66,17 +66,15 @@ def begin_expand(
     distribution: TorchDistribution, cls: type, batch_shape: Sequence[int], instance: object
 ) -> Any:
     """Return an instance of a class with this batch shape and no parameters yet, for its ``expand`` to fill."""
-    new = distribution._get_checked_instance(cls, instance)
+    expanded = distribution._get_checked_instance(cls, instance)
     shape = check_shape("batch_shape", batch_shape, distribution.batch_shape)
-    TorchDistribution.__init__(new, shape, distribution.event_shape, validate_args=False)
-    new._validate_args = distribution._validate_args
-    return new
+    TorchDistribution.__init__(expanded, shape, distribution.event_shape, validate_args=False)
+    expanded._validate_args = distribution._validate_args
+    return expanded
 
 
 def check_float(distribution: str, name: str, argument: object) -> None:
-    """Raise an error unless the argument is a floating-point tensor or a number."""
-    if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
-        raise TypeError(f"{distribution}: {name} must be a tensor or a number, got {argument!r}")
+    """Raise a ValueError if the argument is a tensor of whole numbers, flags or complex numbers."""
     if isinstance(argument, Tensor) and not argument.is_floating_point():
         raise ValueError(
             f"{distribution}: {name} must be a floating-point tensor, got {argument.dtype}"

@@ -22,11 +22,15 @@ def radial_marginal_mass(half_width: float, dim: int) -> float:
 
     Given r, u_1^2 is Beta(1/2, (n-1)/2), so the mass is one integral over the radius.
     """
-    inside = float(erf(half_width / math.sqrt(2.0)))
+    mass_of_small_radii = float(erf(half_width / math.sqrt(2.0)))
     if dim == 1:
-        return inside
-    return inside + _over_radii(
-        half_width, dim, lambda share: betainc(0.5, 0.5 * (dim - 1), share), 1e-13, 1e-11
+        return mass_of_small_radii
+    return mass_of_small_radii + _over_radii(
+        half_width,
+        dim,
+        lambda squared_ratio: betainc(0.5, 0.5 * (dim - 1), squared_ratio),
+        1e-13,
+        1e-11,
     )
 
 
@@ -37,21 +41,25 @@ def radial_marginal_tail(half_width: float, dim: int) -> float:
     return _over_radii(
         half_width,
         dim,
-        lambda share: betainc(0.5 * (dim - 1), 0.5, -math.expm1(math.log(share))),
+        lambda squared_ratio: betainc(0.5 * (dim - 1), 0.5, -math.expm1(math.log(squared_ratio))),
         0.0,
         1e-9,
     )
 
 
 def _over_radii(
-    half_width: float, dim: int, given: Callable[[float], float], absolute: float, relative: float
+    half_width: float,
+    dim: int,
+    function: Callable[[float], float],
+    absolute: float,
+    relative: float,
 ) -> float:
-    """Integrate over all radii above the half width a function of the squared ratio of half width to radius."""
+    """Integrate a function of the squared ratio of half width to radius over all radii above the half width."""
 
     def integrand(log_radius: float) -> float:
         radius = math.exp(log_radius)
         density = math.sqrt(2.0 / math.pi) * math.exp(-0.5 * radius * radius) * radius
-        return density * float(given(min((half_width / radius) ** 2, 1.0)))
+        return density * float(function(min((half_width / radius) ** 2, 1.0)))
 
     low, high = math.log(half_width), math.log(_LARGEST_RADIUS)
     # The integrand turns at the bulk of the Beta distribution, r ~ half_width sqrt(n), at that of the half-normal, r ~

@@ -15,8 +15,6 @@ from torch.distributions.utils import broadcast_all
 
 from pyro_radial._pyro.checks import (
     check_shape,
-    check_types,
-    held_numbers,
     joint_shape,
     non_negative_integer,
 )
@@ -70,7 +68,7 @@ class RadialNormal(TorchDistribution):
         True
     """
 
-    # Whatever makes the class anew from its arguments, as Pyro's LocScaleReparam does, needs event_dim too.
+    # Pyro's LocScaleReparam makes the distribution again from these arguments, so event_dim is among them.
     arg_constraints = {
         "loc": constraints.real,
         "scale": finite_positive,
@@ -84,7 +82,6 @@ class RadialNormal(TorchDistribution):
     def __init__(
         self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None
     ) -> None:
-        check_types(bool | None, validate_args=validate_args)
         check_float("RadialNormal", "loc", loc)
         check_float("RadialNormal", "scale", scale)
         batch_shape, event_shape = self.infer_shapes(
@@ -119,10 +116,10 @@ class RadialNormal(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "RadialNormal | None" = None
     ) -> "RadialNormal":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = begin_expand(self, RadialNormal, batch_shape, _instance)
-        new.loc = self.loc.expand(new.batch_shape + self.event_shape)
-        new.scale = self.scale.expand(new.batch_shape + self.event_shape)
-        return new
+        expanded = begin_expand(self, RadialNormal, batch_shape, _instance)
+        expanded.loc = self.loc.expand(expanded.batch_shape + self.event_shape)
+        expanded.scale = self.scale.expand(expanded.batch_shape + self.event_shape)
+        return expanded
 
     @property
     def num_elements(self) -> int:
@@ -212,7 +209,7 @@ class RadialNormal(TorchDistribution):
         :param probabilities: numbers strictly between 0 and 1.
         :returns: the quantiles, ``[len(probabilities), *batch, *event]``.
         """
-        numbers = held_numbers("probabilities", probabilities).flatten().tolist()
+        numbers = torch.as_tensor(probabilities, dtype=torch.float64).flatten().tolist()
         standard = [radial_marginal_quantile(p, self.num_elements) for p in numbers]
         return torch.stack([self.loc + self.scale * z for z in standard])
 
@@ -237,18 +234,18 @@ class _Distance(torch.autograd.Function):
         ctx: Any, value_tangent: Tensor, loc_tangent: Tensor, scale_tangent: Tensor, _: None
     ) -> Tensor:
         value, loc, scale, rho = ctx.saved_tensors
-        share = torch.where(rho > 0, 1.0 / torch.where(rho > 0, rho, 1.0), 0.0)
+        inverse_rho = torch.where(rho > 0, 1.0 / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
         change = unit * ((value_tangent - loc_tangent - unit * scale_tangent) / scale)
-        return share * event_sum(change, ctx.event_dim)
+        return inverse_rho * event_sum(change, ctx.event_dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         value, loc, scale, rho = ctx.saved_tensors
         # At the pole the direction is undefined; the gradient there is defined as zero.
-        share = torch.where(rho > 0, grad / torch.where(rho > 0, rho, 1.0), 0.0)
+        factor = torch.where(rho > 0, grad / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
-        by_value = unit * _unsqueeze(share, ctx.event_dim).to(unit.dtype) / scale
+        by_value = unit * _unsqueeze(factor, ctx.event_dim).to(unit.dtype) / scale
         return (
             by_value.sum_to_size(value.shape),
             -by_value.sum_to_size(loc.shape),

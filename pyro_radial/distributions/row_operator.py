@@ -28,16 +28,16 @@ _NUMBERS_AT_ONCE = 2**19
 def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return a formula as a differentiable function of ratios and shifts.
 
-    The gradient is found along with the value, if anything needs it. Second derivatives raise a RuntimeError. The
+    The gradient is computed along with the value, if anything needs it. Second derivatives raise a RuntimeError. The
     operator has this name below ``pyro_radial::``.
     """
     _OPERATORS[name] = _register(name, formula)
 
     def value_of(ratio: Tensor, shift: Tensor, noise: Tensor) -> Tensor:
-        wanted = torch.is_grad_enabled() and (ratio.requires_grad or shift.requires_grad)
-        found = _OPERATORS[name](ratio.detach(), shift.detach(), noise, wanted)
+        needs_gradient = torch.is_grad_enabled() and (ratio.requires_grad or shift.requires_grad)
+        results = _OPERATORS[name](ratio.detach(), shift.detach(), noise, needs_gradient)
         attached = _Attached if torch.compiler.is_compiling() else _AttachedBothWays
-        return attached.apply(*found, ratio, shift, noise, name, wanted)
+        return attached.apply(*results, ratio, shift, noise, name, needs_gradient)
 
     return value_of
 
@@ -47,16 +47,16 @@ def _register(name: str, formula: Formula) -> Operator:
     def operator(
         ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        parts = [formula(*part, with_gradient) for part in _split_rows(ratio, shift, noise)]
-        found = parts[0]
-        if len(parts) > 1:
-            found = tuple(torch.cat(results) for results in zip(*parts, strict=True))
-        value = found[0].reshape(ratio.shape[:-1]).contiguous()
+        chunks = [formula(*rows, with_gradient) for rows in _split_rows(ratio, shift, noise)]
+        results = chunks[0]
+        if len(chunks) > 1:
+            results = tuple(torch.cat(tensors) for tensors in zip(*chunks, strict=True))
+        value = results[0].reshape(ratio.shape[:-1]).contiguous()
         if not with_gradient:
             # An operator always has the same number of results.
             return value, ratio.new_empty(0), ratio.new_empty(0)
-        by_ratio = found[1].reshape(ratio.shape).contiguous()
-        by_shift = found[2].reshape(ratio.shape).contiguous()
+        by_ratio = results[1].reshape(ratio.shape).contiguous()
+        by_shift = results[2].reshape(ratio.shape).contiguous()
         return value, by_ratio, by_shift
 
     @operator.register_fake
@@ -96,7 +96,7 @@ def _split_rows(
 
 
 class _Attached(torch.autograd.Function):
-    """Attach a value that was found outside of the graph, by the derivatives that came with it."""
+    """Attach a value that was computed outside of the graph, by the derivatives that came with it."""
 
     generate_vmap_rule = True
 
@@ -110,13 +110,13 @@ class _Attached(torch.autograd.Function):
         shift: Tensor,
         noise: Tensor,
         name: str,
-        known: bool,
+        has_gradient: bool,
     ) -> Tensor:
         return value.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
-        ctx.name, ctx.known = inputs[6:]
+        ctx.name, ctx.has_gradient = inputs[6:]
         ctx.save_for_backward(*inputs[1:6])
 
     @staticmethod
@@ -142,16 +142,18 @@ class _AttachedBothWays(_Attached):
         shift: Tensor,
         *_: object,
     ) -> Tensor:
-        found = ctx.saved_tensors[0]
-        one = torch.ones((), dtype=found.dtype, device=found.device).expand(ratio.shape[:-1])
-        along_ratio, along_shift = _scale_derivatives(one, ctx)
-        sums = accumulation_dtype(found)
+        derivative = ctx.saved_tensors[0]
+        unit_gradient = torch.ones((), dtype=derivative.dtype, device=derivative.device).expand(
+            ratio.shape[:-1]
+        )
+        along_ratio, along_shift = _scale_derivatives(unit_gradient, ctx)
+        sums = accumulation_dtype(derivative)
         return (along_ratio * ratio + along_shift * shift).sum(-1, dtype=sums)
 
 
 def _scale_derivatives(grad: Tensor, ctx: Any) -> tuple[Tensor, ...]:
     by_ratio, by_shift, ratio, shift, noise = ctx.saved_tensors
-    if not ctx.known:
+    if not ctx.has_gradient:
         _, by_ratio, by_shift = _OPERATORS[ctx.name](ratio.detach(), shift.detach(), noise, True)
     # A compiled graph cannot be differentiated twice, and Torch's compiler takes no function with a forward mode.
     find = _ScaledOnce.forward if torch.compiler.is_compiling() else _ScaledOnce.apply

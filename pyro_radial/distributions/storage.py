@@ -62,7 +62,9 @@ def rebuild(structure: PlainData, tensors: Mapping[str, Tensor]) -> Any:
         return tensor.expand(structure["shape"]) if "shape" in structure else tensor
     if "class" in structure:
         cls = _find_class(*structure["class"])
-        arguments = {name: rebuild(part, tensors) for name, part in structure["arguments"].items()}
+        arguments = {
+            name: rebuild(argument, tensors) for name, argument in structure["arguments"].items()
+        }
         if "validate_args" in _find_parameters(cls):
             arguments["validate_args"] = False
         return cls(**arguments)
@@ -118,17 +120,17 @@ class StoredDistribution(nn.Module):
 class StoredDistributions(nn.Module):
     """Distributions by site name. Loading a state adds and removes sites to match the state."""
 
-    _place: Tensor
+    _empty_on_device: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         # Follows .to(), so that loaded sites are created on the right device.
-        self.register_buffer("_place", torch.empty(0), persistent=False)
+        self.register_buffer("_empty_on_device", torch.empty(0), persistent=False)
 
     @property
     def device(self) -> torch.device:
         """Return the device of the distributions."""
-        return self._place.device
+        return self._empty_on_device.device
 
     def __getitem__(self, name: str) -> Distribution:
         stored = self._modules[_site_key(name)]
@@ -149,7 +151,7 @@ class StoredDistributions(nn.Module):
         for name, distribution in distributions.items():
             self._modules[_site_key(name)] = distribution
             for tensor in distribution.buffers():
-                self._place = tensor.new_empty(0)
+                self._empty_on_device = tensor.new_empty(0)
 
     def as_dict(self) -> dict[str, Distribution]:
         """Return ``{site: distribution}``."""
@@ -205,7 +207,9 @@ def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Pla
             }
     if isinstance(value, (*DISTRIBUTIONS, Transform)):
         cls = type(value)
-        arguments = {name: _write(part, (*path, name), tensors) for name, part in _arguments(value)}
+        arguments = {
+            name: _write(argument, (*path, name), tensors) for name, argument in _arguments(value)
+        }
         return {"class": [cls.__module__, cls.__qualname__], "arguments": arguments}
     raise ValueError(f"its argument {'.'.join(path)!r} is of class {type(value).__name__}")
 
@@ -238,11 +242,11 @@ def _tensor_names(path: tuple[str, ...]) -> Iterator[str]:
 def _arguments(value: object) -> Iterator[tuple[str, object]]:
     """Return the arguments that make this distribution or transform."""
     parameters = _find_parameters(type(value))
-    given = _find_given(
+    given_names = _given_optional_arguments(
         value, [name for name, parameter in parameters.items() if parameter.default is None]
     )
     for name, parameter in parameters.items():
-        if name == "validate_args" or (parameter.default is None and name not in given):
+        if name == "validate_args" or (parameter.default is None and name not in given_names):
             continue
         argument = _attribute(value, name)
         if argument is not _MISSING:
@@ -264,19 +268,26 @@ def _attribute(value: object, name: str) -> object:
     return getattr(value, name, _MISSING)
 
 
-def _find_given(value: object, optional: list[str]) -> set[str]:
+def _given_optional_arguments(value: object, optional: list[str]) -> set[str]:
     """Return the optional arguments that the object was given."""
-    own = vars(value)
-    held = [name for name in optional if own.get(name, own.get(f"_{name}")) is not None]
+    attributes = vars(value)
+    names_with_values = [
+        name for name in optional if attributes.get(name, attributes.get(f"_{name}")) is not None
+    ]
     # Alternatives such as probs and logits: a used object also holds what it computed from the given argument.
     kinds = {
-        name: type(inspect.getattr_static(type(value), name, None)) for name in {*own, *optional}
+        name: type(inspect.getattr_static(type(value), name, None))
+        for name in {*attributes, *optional}
     }
-    either = [name for name in own if name in held and issubclass(kinds[name], lazy_property)]
-    if not held:
+    either = [
+        name
+        for name in attributes
+        if name in names_with_values and issubclass(kinds[name], lazy_property)
+    ]
+    if not names_with_values:
         either = [name for name in optional if issubclass(kinds[name], property)]
-    first = sorted(either, key=lambda name: not _is_the_parameter(value, name))[:1]
-    return set(held) - set(either) | set(first)
+    stored_alternative = sorted(either, key=lambda name: not _is_the_parameter(value, name))[:1]
+    return set(names_with_values) - set(either) | set(stored_alternative)
 
 
 def _is_the_parameter(value: object, name: str) -> bool:
@@ -292,16 +303,16 @@ def _is_the_parameter(value: object, name: str) -> bool:
 def _find_class(module: str, qualname: str) -> type:
     """Return the class that a structure names, if it is imported already and allowed."""
     # ``getattr`` on a module may import, ``__dict__`` does not.
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
-        found = getattr(found, "__dict__", {}).get(part)
-    if found is None:
+    cls: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        cls = getattr(cls, "__dict__", {}).get(name)
+    if cls is None:
         raise ValueError(
             f"there is no class {qualname} in module {module}: import it before loading"
         )
-    if not (isinstance(found, type) and issubclass(found, (*DISTRIBUTIONS, Transform))):
+    if not (isinstance(cls, type) and issubclass(cls, (*DISTRIBUTIONS, Transform))):
         raise ValueError(f"{qualname} of module {module} is neither a distribution nor a transform")
-    return found
+    return cls
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
+from pyro_radial._pyro.checks import check_shape, joint_shape
 from pyro_radial.distributions.constraints import finite_nonnegative
 from pyro_radial.distributions.numerics import (
     begin_expand,
@@ -65,9 +65,8 @@ class VonMisesFisherStable(TorchDistribution):
     has_rsample = True
 
     def __init__(self, loc: Tensor, concentration: Any, validate_args: bool | None = None) -> None:
-        check_types(bool | None, validate_args=validate_args)
         name = type(self).__name__
-        if not isinstance(loc, Tensor) or loc.dim() == 0:
+        if loc.dim() == 0:
             raise ValueError(f"{name}: loc must be a tensor of unit vectors, got {loc!r}")
         check_float(name, "loc", loc)
         check_float(name, "concentration", concentration)
@@ -94,10 +93,10 @@ class VonMisesFisherStable(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "VonMisesFisherStable | None" = None
     ) -> "VonMisesFisherStable":
         """Return the same distribution with a larger batch shape; it shares memory."""
-        new = begin_expand(self, VonMisesFisherStable, batch_shape, _instance)
-        new.loc = self.loc.expand(new.batch_shape + self.event_shape)
-        new.concentration = self.concentration.expand(new.batch_shape)
-        return new
+        expanded = begin_expand(self, VonMisesFisherStable, batch_shape, _instance)
+        expanded.loc = self.loc.expand(expanded.batch_shape + self.event_shape)
+        expanded.concentration = self.concentration.expand(expanded.batch_shape)
+        return expanded
 
     @property
     def dim(self) -> int:
@@ -160,7 +159,7 @@ class HypersphericalUniform(TorchDistribution):
     :param int dim: m, the dimension of the space that contains the sphere, at least 2.
     :param batch_shape: the shape of independent directions.
     :param Tensor like: a tensor with the dtype and device of the directions; torch's defaults without it.
-    :raises ValueError: if ``dim`` is not an integer or is less than 2, or ``like`` is not floating point.
+    :raises ValueError: if ``dim`` is less than 2, or ``like`` is not floating point.
 
     Example::
 
@@ -184,15 +183,9 @@ class HypersphericalUniform(TorchDistribution):
         like: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise ValueError(f"HypersphericalUniform: dim must be an integer, got {dim!r}")
         _check_dim("HypersphericalUniform", "dim", dim)
-        if like is not None and not (isinstance(like, Tensor) and like.is_floating_point()):
-            got = like.dtype if isinstance(like, Tensor) else repr(like)
-            raise ValueError(
-                f"HypersphericalUniform: like must be a floating-point tensor, got {got}"
-            )
-        check_types(bool | None, validate_args=validate_args)
+        if like is not None:
+            check_float("HypersphericalUniform", "like", like)
         batch_shape = check_shape("HypersphericalUniform: batch_shape", batch_shape)
         # A tensor of the distribution's own, which moves with it to another dtype or device.
         self.like = (
@@ -206,9 +199,9 @@ class HypersphericalUniform(TorchDistribution):
         self, batch_shape: Sequence[int], _instance: "HypersphericalUniform | None" = None
     ) -> "HypersphericalUniform":
         """Return the same distribution with a larger batch shape."""
-        new = begin_expand(self, HypersphericalUniform, batch_shape, _instance)
-        new.like = self.like
-        return new
+        expanded = begin_expand(self, HypersphericalUniform, batch_shape, _instance)
+        expanded.like = self.like
+        return expanded
 
     @property
     def dim(self) -> int:

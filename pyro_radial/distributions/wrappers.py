@@ -80,8 +80,8 @@ def mask_of(distribution: object) -> Any:
         if isinstance(layer, MaskedDistribution):
             if event_dims:
                 raise ValueError(f"{type(leaf(layer)).__name__} is masked inside its event")
-            own = own_mask(layer)
-            mask = own if mask is None else mask & own
+            layer_mask = own_mask(layer)
+            mask = layer_mask if mask is None else mask & layer_mask
         if isinstance(layer, Independent):
             event_dims += layer.reinterpreted_batch_ndims
     return mask
@@ -99,9 +99,9 @@ def remove_masks(distribution: object) -> Any:
 
 def with_base(distribution: Any, base: object) -> Any:
     """Return the same wrapper around another distribution of the same shape."""
-    new = copy.copy(distribution)
-    new.base_dist = base
-    return new
+    wrapper = copy.copy(distribution)
+    wrapper.base_dist = base
+    return wrapper
 
 
 def pull_back(distribution: object, transforms: Sequence[Transform]) -> Any:
@@ -120,13 +120,15 @@ def pull_back(distribution: object, transforms: Sequence[Transform]) -> Any:
 
 def _pull_back_leaf(distribution: object, transforms: list[Transform]) -> Any:
     if isinstance(distribution, TransformedDistribution):
-        own = elementary(distribution.transforms)
-        if own == transforms[len(transforms) - len(own) :]:
-            return pull_back(distribution.base_dist, transforms[: len(transforms) - len(own)])
-        front = len(own) - len(transforms)
-        if front > 0 and own[front:] == transforms:
+        applied_transforms = elementary(distribution.transforms)
+        if applied_transforms == transforms[len(transforms) - len(applied_transforms) :]:
+            return pull_back(
+                distribution.base_dist, transforms[: len(transforms) - len(applied_transforms)]
+            )
+        front = len(applied_transforms) - len(transforms)
+        if front > 0 and applied_transforms[front:] == transforms:
             return dist.TransformedDistribution(
-                distribution.base_dist, own[:front], validate_args=False
+                distribution.base_dist, applied_transforms[:front], validate_args=False
             )
     inverses = [transform.inv for transform in reversed(transforms)]
     return dist.TransformedDistribution(distribution, inverses, validate_args=False)
@@ -177,23 +179,23 @@ def drop_repeats(tensor: Tensor, keep: int = 0) -> Tensor:
 
 def to_like(distribution: object, like: Tensor) -> Any:
     """Return the same distribution with all tensors on the device and floating ones in the dtype of ``like``."""
-    return _move(distribution, like, {})
+    return _to_like(distribution, like, {})
 
 
-def _move(value: Any, like: Tensor, done: dict[int, object]) -> Any:
+def _to_like(value: Any, like: Tensor, copies: dict[int, object]) -> Any:
     if isinstance(value, Tensor):
         return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
     if type(value) in (list, tuple):
-        return type(value)(_move(item, like, done) for item in value)
+        return type(value)(_to_like(item, like, copies) for item in value)
     if not isinstance(value, Distribution | TorchDistributionMixin | Transform):
         return value
     # A used transform refers to its inverse, which refers to the transform.
-    if id(value) not in done:
-        done[id(value)] = clone = copy.copy(value)
+    if id(value) not in copies:
+        copies[id(value)] = clone = copy.copy(value)
         # Copying a transform drops its inverse; an inverse transform cannot do without.
         for key, item in vars(value).items():
-            clone.__dict__[key] = _move(item, like, done)
-    return done[id(value)]
+            clone.__dict__[key] = _to_like(item, like, copies)
+    return copies[id(value)]
 
 
 class Transformed(dist.TransformedDistribution):
@@ -227,7 +229,7 @@ class Pushforward(dist.TransformedDistribution):
         return Pushforward(repeated.base_dist, repeated.transforms, self._support)
 
 
-# Plain transformed distributions, without formulas of their own.
+# Plain transformed distributions, which have no closed-form moments.
 TRANSFORMED = (TransformedDistribution, dist.TransformedDistribution, Transformed, Pushforward)
 
 
@@ -236,12 +238,13 @@ def on_support(distribution: Any, support: Any) -> Any:
     if type(distribution) in TRANSFORMED:
         return Pushforward(distribution.base_dist, distribution.transforms, support)
     if isinstance(distribution, Independent) and isinstance(support, constraints.independent):
-        own = distribution.reinterpreted_batch_ndims
-        rest = support.reinterpreted_batch_ndims - own
-        if rest >= 0:
+        event_dims = distribution.reinterpreted_batch_ndims
+        remaining_dims = support.reinterpreted_batch_ndims - event_dims
+        if remaining_dims >= 0:
             inner = support.base_constraint
             base = on_support(
-                distribution.base_dist, constraints.independent(inner, rest) if rest else inner
+                distribution.base_dist,
+                constraints.independent(inner, remaining_dims) if remaining_dims else inner,
             )
-            return dist.Independent(base, own, validate_args=False)
+            return dist.Independent(base, event_dims, validate_args=False)
     return distribution

@@ -82,9 +82,9 @@ class Rows:
             return take(self._inputs, index), take(self._targets, index)
         batch = self._load(index)
         if not isinstance(batch, tuple | list) or len(batch) < 2:
-            what = type(self.dataset[int(index[0])]).__name__
+            item_type = type(self.dataset[int(index[0])]).__name__
             raise ValueError(
-                f"{self.name}: an item of the Dataset must be a pair (x, y), got {what}"
+                f"{self.name}: an item of the Dataset must be a pair (x, y), got {item_type}"
             )
         x, y = _split(batch)
         check_inputs(x, f"{self.name}: x", index)
@@ -155,26 +155,26 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
     named = _name_tensors(x, name)
     if not named:
         raise ValueError(f"{name} must hold at least one tensor, got an empty {type(x).__name__}")
-    for part, tensor in named:
+    for label, tensor in named:
         if isinstance(tensor, np.ndarray):
-            raise ValueError(f"{part} must hold numbers, got {_describe_non_number(tensor)}")
+            raise ValueError(f"{label} must hold numbers, got {_describe_non_number(tensor)}")
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(
-                f"{part} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}"
+                f"{label} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}"
             )
         # A sum is many times faster to check than all elements, but it can overflow where no element does.
         if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
-            what = "NaN"
-            broken = tensor.isnan()
-            if not bool(broken.any()):
-                what = "infinity"
-                broken = tensor.isinf()
-            rows = broken.flatten(1).any(1) if tensor.dim() > 1 else broken
-            first = int(rows.int().argmax())
-            row = first if index is None else int(index[first])
+            problem = "NaN"
+            is_nonfinite = tensor.isnan()
+            if not bool(is_nonfinite.any()):
+                problem = "infinity"
+                is_nonfinite = tensor.isinf()
+            rows = is_nonfinite.flatten(1).any(1) if tensor.dim() > 1 else is_nonfinite
+            first_position = int(rows.int().argmax())
+            row = first_position if index is None else int(index[first_position])
             raise ValueError(
-                f"{part} must not hold {what}, got {what} in {int(rows.sum())} of {len(tensor)} rows, first in row "
-                f"{row}"
+                f"{label} must not hold {problem}, got {problem} in {int(rows.sum())} of {len(tensor)} rows, first in "
+                f"row {row}"
             )
     numbers = {len(tensor) for _, tensor in named}
     if len(numbers) != 1:
@@ -183,10 +183,10 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
 
 def _describe_non_number(array: np.ndarray) -> str:
     """Return the first element of an array that is not a number, its row and column, and what to do."""
-    for place, value in np.ndenumerate(array):
+    for index, value in np.ndenumerate(array):
         if not isinstance(value, Real):
             return (
-                f"'{value}' at row and column {list(place)}, counted from 0; encode categories as "
+                f"'{value}' at row and column {list(index)}, counted from 0; encode categories as "
                 "numbers, each as a column of zeros and ones, or as 0, 1, ... in targets"
             )
     return "numbers as Python objects; convert the array with astype(float)"
@@ -221,17 +221,17 @@ def _name_tensors(x: object, name: str) -> list[tuple[str, Any]]:
     return [(name, tensor) for tensor in (x if isinstance(x, tuple) else (x,))]
 
 
-def _split(parts: Any) -> tuple[Any, Any]:
+def _split(fields: Any) -> tuple[Any, Any]:
     """Split into inputs, a tuple if there are several, and targets, which come last."""
-    *inputs, y = map(_to_tuple, parts)
+    *inputs, y = map(_to_tuple, fields)
     return inputs[0] if len(inputs) == 1 else tuple(inputs), y
 
 
-def _to_tuple(part: object) -> object:
+def _to_tuple(value: object) -> object:
     """Return a list of tensors as a tuple, and all else as it is."""
-    if isinstance(part, list) and part and isinstance(part[0], Tensor):
-        return tuple(part)
-    return part
+    if isinstance(value, list) and value and isinstance(value[0], Tensor):
+        return tuple(value)
+    return value
 
 
 def _to_tensors(value: object, dtype: torch.dtype | None) -> Any:
@@ -250,7 +250,7 @@ def _to_tensors(value: object, dtype: torch.dtype | None) -> Any:
         return tensor.to(dtype or torch.get_default_dtype())
 
     if isinstance(value, Mapping):
-        return {name: _to_tensors(part, dtype) for name, part in value.items()}
+        return {name: _to_tensors(item, dtype) for name, item in value.items()}
     return tree_map_only(np.ndarray | np.generic | float, convert, value)
 
 
@@ -285,7 +285,7 @@ class Batches:
         self._latest: tuple[int, Tensor] | None = None
         # Rows on the device, once for all batches, if they fit.
         self._on_device: tuple[Batch, Batch] | None = None
-        if rows.dataset is None and device.type != "cpu" and _fits(rows.tensors, device):
+        if rows.dataset is None and device.type != "cpu" and _fits_on_device(rows.tensors, device):
             x, y = rows.tensors
             self._on_device = move(x, device), move(y, device)
 
@@ -324,7 +324,7 @@ class Batches:
         return self._latest[1]
 
 
-def _fits(rows: tuple[Batch, Batch], device: torch.device) -> bool:
+def _fits_on_device(rows: tuple[Batch, Batch], device: torch.device) -> bool:
     """Return whether rows take at most a quarter of the memory that a device has left."""
     if device.type != "cuda":
         return True

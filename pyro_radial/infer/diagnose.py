@@ -14,7 +14,6 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
@@ -69,7 +68,7 @@ class Diagnosis:
     :param float noise: the standard deviation over draws of the function at one input; None as ``signal``.
     :param findings: what stands out and what to try.
     :param intervals: if asked for, for each latent site the share of the posterior that its 90 % intervals hold
-        (``held``), and the Pareto k of that estimate (``pareto_k``).
+        (``coverage``), and the Pareto k of that estimate (``pareto_k``).
     """
 
     terms: LossTerms
@@ -83,13 +82,13 @@ class Diagnosis:
     intervals: dict[str, IntervalShare] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        known = self.terms.num_data is not None
-        terms = self.terms.per_datum() if known else self.terms
+        has_num_data = self.terms.num_data is not None
+        terms = self.terms.per_datum() if has_num_data else self.terms
         rows = "" if self.num_rows is None else f", from {self.num_rows} rows"
         lines = [
-            f"loss{rows}{f' for num_data={self.terms.num_data}' if known else ''}: "
+            f"loss{rows}{f' for num_data={self.terms.num_data}' if has_num_data else ''}: "
             f"negative log-likelihood {float(terms.negative_log_likelihood):.4g}, "
-            f"KL {float(terms.kl):.4g} (weight {terms.kl_weight:g}), in nats{' per datum' if known else ''}"
+            f"KL {float(terms.kl):.4g} (weight {terms.kl_weight:g}), in nats{' per datum' if has_num_data else ''}"
         ]
         largest = sorted(terms.kl_by_site.items(), key=lambda item: -float(item[1]))[:3]
         lines.append(
@@ -100,11 +99,12 @@ class Diagnosis:
                 f"function: varies by {self.signal:.3g} over inputs, by {self.noise:.3g} over draws"
             )
         if self.intervals:
-            least = sorted(self.intervals.items(), key=lambda item: item[1].held)[:3]
-            held = (
-                f"{name} {share.held:.0%} (Pareto k {share.pareto_k:.2f})" for name, share in least
+            least = sorted(self.intervals.items(), key=lambda item: item[1].coverage)[:3]
+            coverages = (
+                f"{name} {interval.coverage:.0%} (Pareto k {interval.pareto_k:.2f})"
+                for name, interval in least
             )
-            lines.append(f"of the posterior, {LEVEL:.0%} intervals hold: {', '.join(held)}")
+            lines.append(f"of the posterior, {LEVEL:.0%} intervals hold: {', '.join(coverages)}")
         return "\n".join(
             lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]]
         )
@@ -156,18 +156,15 @@ def diagnose(
         ['weight', 'bias']
     """
     elbo = TermsELBO(num_particles=num_particles, kl_weight=kl_weight)
-    check_types(Callable, model=model)
-    check_types(nn.Module, guide=guide)
     device = device_of(guide, model)
-    if check_flag("intervals", intervals):
-        check_types(tuple | list, data=data)
+    if intervals:
         whole = inputs = data
     else:
         x, y = move(Rows(data, "data", dtype_of(guide, model)).all(), device)
         whole, inputs = (x, y), (x,)
-    broken = first_not_finite(guide.named_parameters())
-    if broken is not None:
-        raise not_finite_parameter(broken)
+    nonfinite_name = first_not_finite(guide.named_parameters())
+    if nonfinite_name is not None:
+        raise not_finite_parameter(nonfinite_name)
     # Validation is off so that a value that is not finite reaches the report.
     with (
         one_at_a_time(),
@@ -224,11 +221,11 @@ def share_of_wide(model: Model, guide: Guide, *inputs: object) -> float | None:
     for name, site in drawn.iter_stochastic_nodes():
         if site_is_subsample(site) or name not in prior:
             continue
-        own = moments(site["fn"]).stddev
-        before = moments(prior[name]["fn"]).stddev
-        if own is not None and before is not None:
-            wide += int((own > WIDE * before).sum())
-            total += own.numel()
+        posterior_stddev = moments(site["fn"]).stddev
+        prior_stddev = moments(prior[name]["fn"]).stddev
+        if posterior_stddev is not None and prior_stddev is not None:
+            wide += int((posterior_stddev > WIDE * prior_stddev).sum())
+            total += posterior_stddev.numel()
     return wide / total if total else None
 
 
@@ -270,7 +267,7 @@ def _scale_pulls(
     for name, site in guide.loc_scale_sites().items():
         if site.scale.requires_grad:
             sites[name] = site
-    found: dict[str, list[float]] = {}
+    gradient_means: dict[str, list[float]] = {}
     scales = [site.scale for site in sites.values()]
     for _ in range(number if sites else 0):
         with torch.enable_grad():
@@ -280,9 +277,9 @@ def _scale_pulls(
             if gradient is not None:
                 to_scale = transform_to(site.family.scale_constraint)
                 by_log = gradient * by_log_scale(to_scale, site.scale, to_scale(site.scale))
-                found.setdefault(name, []).append(float(by_log.mean()))
+                gradient_means.setdefault(name, []).append(float(by_log.mean()))
     pulls = {}
-    for name, values in found.items():
+    for name, values in gradient_means.items():
         means = torch.tensor(values, dtype=torch.float64)
         mean = float(means.mean())
         error = float(means.std()) / len(means) ** 0.5
@@ -327,13 +324,13 @@ def _judge_scales(
 ) -> Iterator[str]:
     """Yield findings on scales that did not move, and on a posterior that is nearly as wide as the prior."""
     if unmoved:
-        which = (
+        subject = (
             "No scale has"
             if len(unmoved) == len(changes)
             else f"The scales of {', '.join(unmoved)} have not"
         )
         yield (
-            f"{which} moved from the start, so the uncertainty is still the initial one. This is expected before "
+            f"{subject} moved from the start, so the uncertainty is still the initial one. This is expected before "
             "training; after it, train longer or with a larger learning rate."
         )
     if share_wide is not None and share_wide > 0.5:
@@ -378,27 +375,29 @@ def not_standardized(model: object, x: Batch, y: Batch) -> str | None:
     if likelihood is None or num_rows(x) < 2:
         return None
     real = list(_real_outputs(likelihood, y))
-    found = []
-    sizes = [_largest(part) for part in tree_leaves(x) if part.is_floating_point()]
+    problems = []
+    sizes = [_largest(tensor) for tensor in tree_leaves(x) if tensor.is_floating_point()]
     size = max(sizes, default=0.0)
     if size > (MOST_OF_INPUT if real else MOST_OF_INPUT_FOR_CLASSES) and not _scales_inputs(model):
-        found.append(f"inputs with a root mean square of up to {size:.3g}")
-    for name, part, targets in real:
+        problems.append(f"inputs with a root mean square of up to {size:.3g}")
+    for name, output, targets in real:
         if not (isinstance(targets, Tensor) and targets.is_floating_point()):
             continue
-        there = targets[~targets.reshape(len(targets), -1).isnan().any(-1)]
-        if not len(there):
+        observed_targets = targets[~targets.reshape(len(targets), -1).isnan().any(-1)]
+        if not len(observed_targets):
             continue
-        mean = float(there.mean())
-        spread = float(there.std(0, correction=0).max())
-        least = LEAST_SPREAD * min(1.0, float(getattr(part, "scale", 1.0)))
-        if _largest(there) > MOST_OF_TARGET or 0.0 < spread < least:
-            found.append(f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}")
-    if not found:
+        mean = float(observed_targets.mean())
+        spread = float(observed_targets.std(0, correction=0).max())
+        least = LEAST_SPREAD * min(1.0, float(getattr(output, "scale", 1.0)))
+        if _largest(observed_targets) > MOST_OF_TARGET or 0.0 < spread < least:
+            problems.append(
+                f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}"
+            )
+    if not problems:
         return None
     return (
-        f"The data have {' and '.join(found)}, but the priors and the noise expect about unit size. Standardize inputs "
-        "and real targets by the training rows, and convert predictions back."
+        f"The data have {' and '.join(problems)}, but the priors and the noise expect about unit size. Standardize "
+        "inputs and real targets by the training rows, and convert predictions back."
     )
 
 
@@ -407,9 +406,9 @@ def _real_outputs(likelihood: object, y: Batch) -> Iterator[tuple[str, Likelihoo
     if isinstance(likelihood, REAL_TARGETS):
         yield "", likelihood, y
     if isinstance(likelihood, NamedLikelihoods) and isinstance(y, dict):
-        for name, part in likelihood.by_name.items():
-            if name in y and isinstance(part, REAL_TARGETS):
-                yield f"{name} ", part, y[name]
+        for name, output in likelihood.by_name.items():
+            if name in y and isinstance(output, REAL_TARGETS):
+                yield f"{name} ", output, y[name]
 
 
 def _largest(values: Tensor) -> float:
@@ -419,9 +418,9 @@ def _largest(values: Tensor) -> float:
 
 def _scales_inputs(model: object) -> bool:
     """Return whether the first layer with parameters of a Bayesian network normalizes its inputs."""
-    for part in submodules(model):
-        if isinstance(part, BayesianModule):
-            for layer in part.skeleton.modules():
+    for module in submodules(model):
+        if isinstance(module, BayesianModule):
+            for layer in module.skeleton.modules():
                 if [*layer.parameters(recurse=False)]:
                     return "Norm" in type(layer).__name__
     return False

@@ -18,7 +18,7 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import warn_if_nan
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_flag, check_types, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import (
     check_mean_field_requirement,
     check_model_guide_match,
@@ -70,9 +70,9 @@ class TermsELBO(TraceMeanField_ELBO):
     :param bool strict_kl: whether to raise an error at a site without a closed-form KL instead of sampling its KL.
         ``terms.sampled_kl`` lists sampled sites.
     :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the other arguments of Pyro's losses.
-    :raises ValueError: for a negative or infinite weight, no particles, or a ``strict_kl`` that is not a bool; naming
-        the site, for a latent site that the guide lacks, and under ``strict_kl``; naming the parameter, for a guide
-        with NaN or infinity if validation stops there.
+    :raises ValueError: for a negative or infinite weight, or no particles; naming the site, for a latent site that the
+        guide lacks, and under ``strict_kl``; naming the parameter, for a guide with NaN or infinity if validation stops
+        there.
 
     Example::
 
@@ -105,7 +105,7 @@ class TermsELBO(TraceMeanField_ELBO):
         if not callable(kl_weight):
             check_weight(kl_weight)
         self.kl_weight = kl_weight
-        self.strict_kl = check_flag("strict_kl", strict_kl)
+        self.strict_kl = strict_kl
         #: Losses evaluated with gradients so far, the argument of a ``kl_weight`` schedule.
         self.step = 0
         self._terms: Callable[[], LossTerms] | None = None
@@ -215,7 +215,6 @@ class TermsELBO(TraceMeanField_ELBO):
         step: int,
     ) -> Iterator[tuple[Tensor, LossTerms]]:
         """Yield the loss of each pass, which sums over vectorized particles, and its terms."""
-        check_types(Callable, model=model, guide=guide)
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
             kls, weight_space_kls = self._kls(run)
@@ -282,12 +281,12 @@ class TermsELBO(TraceMeanField_ELBO):
         return self._site_kls(run), {}
 
     def _site_kls(
-        self, run: Run, wanted: Callable[[str], bool] = lambda _: True
+        self, run: Run, is_selected: Callable[[str], bool] = lambda _: True
     ) -> dict[str, Tensor]:
-        """Return the KL of each latent site of the guide with a wanted name."""
+        """Return the KL of each latent site of the guide whose name ``is_selected``."""
         kls = {}
         for name, site in run.guide_trace.iter_stochastic_nodes():
-            if not site_is_subsample(site) and wanted(name):
+            if not site_is_subsample(site) and is_selected(name):
                 kls[name] = self._site_kl(name, run)
         return kls
 
@@ -310,7 +309,7 @@ class TermsELBO(TraceMeanField_ELBO):
                 continue
             advice = ""
             drawn = guide_trace.iter_stochastic_nodes()
-            if any(other not in model_trace and not is_auxiliary(own) for other, own in drawn):
+            if any(key not in model_trace and not is_auxiliary(node) for key, node in drawn):
                 advice = (
                     "; the guide has sites that the model no longer has, for instance after use_head: make a new guide "
                     "for the model as it is now, such as AutoRadial(model) or chain.guide(AutoRadial), or call "
@@ -329,7 +328,7 @@ def not_finite_parameter(name: str) -> ValueError:
 
 def check_weight(weight: float, name: str = "kl_weight") -> float:
     """Return the weight of a KL as a float; raise a ValueError unless it is finite and not negative."""
-    if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
+    if not 0.0 <= weight < math.inf:
         functions = " or a function that returns one" if name == "kl_weight" else ""
         raise ValueError(f"{name} must be a non-negative finite number{functions}, got {weight!r}")
     return float(weight)
@@ -337,12 +336,12 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
 
 def _observed_sites(model_trace: Trace) -> dict[str, Node]:
     """Return the sites of observations."""
-    found: dict[str, Node] = {}
+    observed: dict[str, Node] = {}
     for name in model_trace.observation_nodes:
         site = model_trace.nodes[name]
         if not is_deterministic(site):
-            found[name] = site
-    return found
+            observed[name] = site
+    return observed
 
 
 def num_data_of(model_trace: Trace) -> int | None:
@@ -373,8 +372,8 @@ def entropies(sites: Mapping[str, Node]) -> dict[str, Tensor]:
 
 def _without_values(trace: Trace, names: Collection[str]) -> dict[str, Node]:
     """Return what an entropy needs of some sites; their values, a copy of all weights, are left out."""
-    found: dict[str, Node] = {}
+    sites: dict[str, Node] = {}
     for name, site in trace.nodes.items():
         if name in names:
-            found[name] = {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
-    return found
+            sites[name] = {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
+    return sites

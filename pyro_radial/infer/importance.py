@@ -20,7 +20,7 @@ from pyro_radial.infer.autoguide.families import MultivariateNormal
 
 LEVEL = 0.9
 NUM_DRAWS = 1_000
-#: Draws at which sites outside of a plate stay, each with so many draws of the sites inside.
+#: Number of draws at which sites outside of a plate are held; for each, ``NUM_DRAWS`` draws of the sites inside.
 NUM_STARTS = 4
 #: Shares this much below the level are too small. On the count model of benchmarks/guides/coverage.py, independent
 #: normals hold 0.73 of the posterior, and a full covariance holds 0.89.
@@ -39,16 +39,16 @@ Plates = frozenset[tuple[str, int, int]]
 class IntervalShare(NamedTuple):
     """What central 90 % intervals of a site hold.
 
-    :param float held: the share of the posterior inside: a mean over the elements of plates, and the least one of the
-        elements of an event.
+    :param float coverage: the share of the posterior inside: a mean over the elements of plates, and the least one of
+        the elements of an event.
     :param float error: its standard error.
     :param float pareto_k: the shape of the tail of ratios p / q, a median over the elements of plates. Above 0.7 too
-        few draws count, and ``held`` says little.
+        few draws count, and ``coverage`` says little.
     :param int numbers: how many numbers are drawn together; other sites stay at one draw.
     :param int event_numel: the number of elements of an event.
     """
 
-    held: float
+    coverage: float
     error: float
     pareto_k: float
     numbers: int
@@ -66,7 +66,7 @@ class _Compared(NamedTuple):
 def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[str, IntervalShare]:
     """Estimate the share for each latent site that is not a point.
 
-    Each element of a plate has ratios of its own: all sites in the plate are drawn together, and sites outside of it
+    Each element of a plate has separate ratios: all sites in the plate are drawn together, and sites outside of it
     stay at one of four draws. For sites outside of plates, and for guides that draw the elements of a plate together,
     all sites are drawn together.
 
@@ -83,27 +83,27 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
     together: dict[Plates, list[str]] = {}
     for name, site in sites.items():
         plates = _plates(site)
-        given_others = poutine.trace(_hold_outside(guide, start, plates)).get_trace(*args)
+        given_others = poutine.trace(_fix_sites_outside(guide, start, plates)).get_trace(*args)
         if not _differ(start, given_others, name):
             plates = Plates()
         together.setdefault(plates, []).append(name)
     shares = {}
     for plates, names in together.items():
-        inside = [site for site in sites.values() if plates <= _plates(site)]
-        numbers = sum(site["value"].numel() for site in inside)
+        plate_sites = [site for site in sites.values() if plates <= _plates(site)]
+        numbers = sum(site["value"].numel() for site in plate_sites)
         # Without sites outside, all starts are the same.
-        different_starts = starts[:1] if len(inside) == len(sites) else starts
+        different_starts = starts[:1] if len(plate_sites) == len(sites) else starts
         runs = []
         for trace in different_starts:
-            held = _hold_outside(guide, trace, plates)
-            runs.append(_compare_draws(model, held, args, plates, names))
+            guide_outside_fixed = _fix_sites_outside(guide, trace, plates)
+            runs.append(_compare_draws(model, guide_outside_fixed, args, plates, names))
         weights, shapes = smooth_weights(torch.cat([run.ratios for run in runs], 1))
         for name in names:
             draws = torch.cat([run.draws[name] for run in runs], 1)
-            shares_held, errors = _find_shares_held(draws, weights)
-            least = int(shares_held.argmin())
+            coverages, errors = _coverages(draws, weights)
+            least = int(coverages.argmin())
             shares[name] = IntervalShare(
-                held=float(shares_held[least]),
+                coverage=float(coverages[least]),
                 error=float(errors[least]),
                 pareto_k=float(shapes.median()),
                 numbers=numbers // math.prod(size for _, _, size in plates),
@@ -115,21 +115,21 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
 def judge_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator[str]:
     """Yield findings on intervals that fail, and on intervals that cannot be judged."""
     unknown = []
-    for name, share in shares.items():
-        advice = _advice(name, share, guide)
-        at_worst = "" if share.event_numel == 1 else " (its worst element)"
-        reliable = share.pareto_k <= MOST_K
-        if not reliable and share.numbers > MOST_NUMBERS:
+    for name, interval in shares.items():
+        advice = _advice(name, interval, guide)
+        at_worst = "" if interval.event_numel == 1 else " (its worst element)"
+        reliable = interval.pareto_k <= MOST_K
+        if not reliable and interval.numbers > MOST_NUMBERS:
             unknown.append(name)
-        elif share.held + 2 * share.error < LEVEL - MARGIN:
+        elif interval.coverage + 2 * interval.error < LEVEL - MARGIN:
             yield (
-                f"The {LEVEL:.0%} intervals of '{name}' are too narrow: they hold about {share.held:.0%} of the "
+                f"The {LEVEL:.0%} intervals of '{name}' are too narrow: they hold about {interval.coverage:.0%} of the "
                 f"posterior, or less{at_worst}. {advice}"
             )
         elif not reliable:
             yield (
                 f"The {LEVEL:.0%} intervals of '{name}' cannot be trusted, since the guide misses a part of the "
-                f"posterior (Pareto k {share.pareto_k:.2f} above {MOST_K}). {advice}"
+                f"posterior (Pareto k {interval.pareto_k:.2f} above {MOST_K}). {advice}"
             )
     if unknown:
         yield (
@@ -138,7 +138,7 @@ def judge_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Itera
         )
 
 
-def _advice(name: str, share: IntervalShare, guide: object) -> str:
+def _advice(name: str, interval: IntervalShare, guide: object) -> str:
     """Return what to try for a site whose intervals fail."""
     train = "If the loss still falls, train longer."
     if isinstance(guide, AutoContinuous):
@@ -153,7 +153,7 @@ def _advice(name: str, share: IntervalShare, guide: object) -> str:
             "It has a full covariance: train longer, or remove coefficients that the data say nothing about, such as "
             f"one for each level beside a base. {sites}"
         )
-    if share.event_numel == 1:
+    if interval.event_numel == 1:
         return f"{sites} {train}"
     return f"Give it a full covariance: families={{'{name}': families.MultivariateNormal()}}. {sites} {train}"
 
@@ -174,17 +174,17 @@ def _plates(site: Node) -> Plates:
     return Plates((frame.name, frame.dim, frame.size) for frame in stack if frame.vectorized)
 
 
-def _differ(first: Any, second: Any, name: str) -> bool:
-    return not torch.equal(first.nodes[name]["value"], second.nodes[name]["value"])
+def _differ(trace_a: Any, trace_b: Any, name: str) -> bool:
+    return not torch.equal(trace_a.nodes[name]["value"], trace_b.nodes[name]["value"])
 
 
-def _hold_outside(guide: Guide, trace: Trace, plates: Plates) -> Guide:
+def _fix_sites_outside(guide: Guide, trace: Trace, plates: Plates) -> Guide:
     """Return the guide with the sites outside of the plates at their values in a trace."""
-    held = trace.copy()
+    fixed_trace = trace.copy()
     for name in trace.stochastic_nodes:
         if plates <= _plates(trace.nodes[name]):
-            held.remove_node(name)
-    return poutine.replay(guide, trace=held)
+            fixed_trace.remove_node(name)
+    return poutine.replay(guide, trace=fixed_trace)
 
 
 def _compare_draws(
@@ -199,15 +199,15 @@ def _compare_draws(
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args)
         ratio = _log_prob(model_trace, plates, dims) - _log_prob(guide_trace, plates, dims)
         number = len(ratio)
-        chosen = torch.linspace(0, number - 1, min(number, MOST_ELEMENTS)).long()
-        ratios.append(ratio[chosen])
+        selected = torch.linspace(0, number - 1, min(number, MOST_ELEMENTS)).long()
+        ratios.append(ratio[selected])
         for name in names:
             site: Node = model_trace.nodes[name]
-            places = [dim - site["fn"].event_dim for dim in dims]
-            value = site["value"].movedim(places, list(range(len(dims))))
-            draws[name].append(value.reshape(number, -1).cpu()[chosen])
+            plate_dims = [dim - site["fn"].event_dim for dim in dims]
+            value = site["value"].movedim(plate_dims, list(range(len(dims))))
+            draws[name].append(value.reshape(number, -1).cpu()[selected])
     return _Compared(
-        torch.stack(ratios), {name: torch.stack(found) for name, found in draws.items()}
+        torch.stack(ratios), {name: torch.stack(values) for name, values in draws.items()}
     )
 
 
@@ -226,14 +226,14 @@ def _log_prob(trace: Trace, plates: Plates, dims: Sequence[int]) -> Tensor:
     return total.flatten()
 
 
-def _find_shares_held(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _coverages(draws: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the shares ``[E]`` of weights ``[S, n]`` in central intervals of draws ``[S, n, E]``, and their errors."""
     ordered = draws.sort(0).values
-    outside = round(NUM_DRAWS * (1 - LEVEL) / 2)
-    inside = ((draws >= ordered[outside]) & (draws < ordered[-outside])).double()
-    held = (weights.unsqueeze(-1) * inside).sum(0)
-    errors = (weights.unsqueeze(-1) * (inside - held)).square().sum(0)
-    return held.mean(0), errors.mean(0).div(len(held)).sqrt()
+    num_outside = round(NUM_DRAWS * (1 - LEVEL) / 2)
+    is_inside = ((draws >= ordered[num_outside]) & (draws < ordered[-num_outside])).double()
+    coverage = (weights.unsqueeze(-1) * is_inside).sum(0)
+    errors = (weights.unsqueeze(-1) * (is_inside - coverage)).square().sum(0)
+    return coverage.mean(0), errors.mean(0).div(len(coverage)).sqrt()
 
 
 def smooth_weights(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,9 +266,9 @@ def _fit_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
     """
     number = len(excess)
     count = 30 + int(number**0.5)
-    places = torch.arange(1, count + 1).to(excess).unsqueeze(-1) - 0.5
+    ranks = torch.arange(1, count + 1).to(excess).unsqueeze(-1) - 0.5
     quartile = excess[int(number / 4 + 0.5) - 1]
-    candidates = (1 - (count / places).sqrt()) / (3 * quartile) + 1 / excess[-1]
+    candidates = (1 - (count / ranks).sqrt()) / (3 * quartile) + 1 / excess[-1]
     shapes = torch.log1p(-candidates.unsqueeze(1) * excess).mean(1)
     profile = number * ((-candidates / shapes).log() - shapes - 1)
     rate = (candidates * profile.softmax(0)).sum(0)

@@ -83,7 +83,7 @@ class LossTerms:
         return replace(average([self], self.num_data), num_data=1)
 
     def copy(self) -> "LossTerms":
-        """Return the same terms in memory of their own."""
+        """Return the same terms in separate memory."""
         return self.map(Tensor.clone)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "LossTerms":
@@ -102,28 +102,28 @@ class LossTerms:
             ("KL", self.kl_by_site),
             ("weight-space KL", self.weight_space_kl_by_site),
         )
-        found = []
+        descriptions = []
         for kind, by_site in kinds:
             for name, value in by_site.items():
                 if not bool(torch.isfinite(value)):
-                    found.append(f"{kind} of site '{name}'")
-        return found
+                    descriptions.append(f"{kind} of site '{name}'")
+        return descriptions
 
 
 def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
     """Return the mean over particles; a pass with vectorized particles holds the sum over all of them."""
-    first = particles[0]
+    reference = particles[0]
     sampled_kl: dict[str, str] = {}
     for terms in particles:
         sampled_kl |= terms.sampled_kl
     return LossTerms(
-        first.kl_weight,
+        reference.kl_weight,
         _sum_and_divide([p.nll_by_site for p in particles], num_particles),
         _sum_and_divide([p.kl_by_site for p in particles], num_particles),
         lambda: _sum_and_divide([p.entropy_by_site for p in particles], num_particles),
-        first.num_data,
+        reference.num_data,
         sampled_kl,
-        first.weight_space_kl_weight,
+        reference.weight_space_kl_weight,
         _sum_and_divide([p.weight_space_kl_by_site for p in particles], num_particles),
     )
 

@@ -68,8 +68,8 @@ class HalfCauchyReparam(Reparam):
 
         gamma, inverse_gamma = half_cauchy_factors(scale)
         if value is None:
-            first = factor("gamma", gamma, None)
-            value = half_cauchy_value(first, factor("inverse_gamma", inverse_gamma, None))
+            gamma_value = factor("gamma", gamma, None)
+            value = half_cauchy_value(gamma_value, factor("inverse_gamma", inverse_gamma, None))
         else:
             # The factors of an initial value are equal in units of the scales of their distributions.
             factor("gamma", gamma, value * scale)

@@ -17,7 +17,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_function, check_types, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import is_deterministic, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Node
@@ -81,9 +81,7 @@ def to_arviz(
         from arviz_base import from_dict
     except ImportError as error:
         raise ImportError("to_arviz needs ArviZ: pip install 'pyro-radial[arviz]'") from error
-    check_function("model", model)
     positive_count("num_samples", num_samples)
-    check_types(Mapping | None, coords=coords, dims=dims)
     guide, num_chains, num_draws = _guide_of(posterior, num_samples)
     draws = []
     prior = []
@@ -117,7 +115,6 @@ def to_arviz(
 
 def _guide_of(posterior: Any, num_samples: int) -> tuple[Callable[..., object], int, int]:
     """Return a function that samples the posterior, the number of chains, and the number of draws in all."""
-    check_types(Callable | MCMC | Mapping, posterior=posterior)
     num_chains = 1
     if isinstance(posterior, MCMC):
         num_chains = posterior.num_chains
@@ -167,11 +164,11 @@ def _check_fits(drawn: Mapping[str, Node], latent: Mapping[str, Node]) -> None:
     for name, site in latent.items():
         if site["is_observed"]:
             continue
-        wanted = tuple(site["value"].shape)
+        expected = tuple(site["value"].shape)
         got = tuple(drawn[name]["value"].shape) if name in drawn else "none"
-        if got != wanted:
+        if got != expected:
             raise ValueError(
-                f"posterior must have draws of shape {wanted} of the model's latent site '{name}', got {got}"
+                f"posterior must have draws of shape {expected} of the model's latent site '{name}', got {got}"
             )
 
 
@@ -190,9 +187,9 @@ def _name_dims(sites: Mapping[str, Node]) -> dict[str, list[str | None]]:
                 raise ValueError(
                     f"args must have all rows of the plate '{frame.name}', got {frame.size} of {frame.full_size}"
                 )
-            place = -1 if frame.dim is None else len(shape) - event_dim + frame.dim
-            if place >= 0 and shape[place] == frame.size:
-                names[place] = frame.name
+            axis = -1 if frame.dim is None else len(shape) - event_dim + frame.dim
+            if axis >= 0 and shape[axis] == frame.size:
+                names[axis] = frame.name
         dims[name] = names
     return dims
 
@@ -218,11 +215,11 @@ def _array(value: Tensor) -> np.ndarray:
 
 
 def _chains(
-    part: str, runs: Sequence[Mapping[str, Mapping[str, Tensor]]], num_chains: int
+    group: str, runs: Sequence[Mapping[str, Mapping[str, Tensor]]], num_chains: int
 ) -> dict[str, Tensor]:
     """Return what runs of the model have at each site, ``[chains, draws, *shape]``."""
     stacked = {}
-    for name in runs[0][part]:
-        joined = torch.stack([run[part][name] for run in runs])
+    for name in runs[0][group]:
+        joined = torch.stack([run[group][name] for run in runs])
         stacked[name] = joined.unflatten(0, (num_chains, -1))
     return stacked

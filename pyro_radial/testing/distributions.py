@@ -13,7 +13,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
-NUM_SAMPLES = 40_000
+NUM_SAMPLES = 10_000
 # A Monte Carlo estimate may be off by this many standard errors; about 50 comparisons fail by chance once in 300 runs.
 STANDARD_ERRORS = 4.0
 ROUNDING = 1e-12
@@ -63,9 +63,9 @@ class DistributionTests:
 
     def test_a_seed_gives_the_same_sample_twice(self, distribution: TorchDistribution) -> None:
         pyro.set_rng_seed(1)
-        first = distribution.sample()
+        draw = distribution.sample()
         pyro.set_rng_seed(1)
-        assert torch.equal(first, distribution.sample())
+        assert torch.equal(draw, distribution.sample())
 
     def test_everything_has_the_dtype_of_the_parameters(self) -> None:
         for dtype in (torch.float32, torch.float64):
@@ -111,16 +111,16 @@ class DistributionTests:
     def test_expanding_repeats_the_distribution_and_leaves_the_original(
         self, distribution: TorchDistribution
     ) -> None:
-        before = distribution.batch_shape
-        larger = distribution.expand(torch.Size((5, *before)))
-        again = larger.expand(torch.Size((2, 5, *before)))
-        assert distribution.batch_shape == before
-        assert larger.batch_shape == (5, *before)
-        assert again.batch_shape == (2, 5, *before)
+        batch_shape = distribution.batch_shape
+        larger = distribution.expand(torch.Size((5, *batch_shape)))
+        expanded_twice = larger.expand(torch.Size((2, 5, *batch_shape)))
+        assert distribution.batch_shape == batch_shape
+        assert larger.batch_shape == (5, *batch_shape)
+        assert expanded_twice.batch_shape == (2, 5, *batch_shape)
         assert type(larger) is type(distribution)
-        value = again.sample()
-        assert value.shape == again.batch_shape + distribution.event_shape
-        torch.testing.assert_close(again.log_prob(value), distribution.log_prob(value))
+        value = expanded_twice.sample()
+        assert value.shape == expanded_twice.batch_shape + distribution.event_shape
+        torch.testing.assert_close(expanded_twice.log_prob(value), distribution.log_prob(value))
         # Each repeat has its own noise.
         assert not torch.equal(value[0], value[1])
 

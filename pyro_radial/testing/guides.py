@@ -22,7 +22,7 @@ from torch import Tensor
 from pyro_radial.infer.autoguide.per_site import AutoPerSite
 from pyro_radial.infer.elbo import TermsELBO
 
-NUM_PARTICLES = 4_000
+NUM_PARTICLES = 2_000
 STANDARD_ERRORS = 4.0
 
 
@@ -129,8 +129,8 @@ class GuideTests:
         guide_trace = poutine.trace(guide).get_trace(*data)
         replayed = poutine.trace(poutine.replay(weights_model, trace=guide_trace)).get_trace(*data)
         drawn: Any = guide_trace.nodes["layer.weight"]
-        given: Any = replayed.nodes["layer.weight"]
-        assert torch.equal(given["value"], drawn["value"])
+        replayed_site: Any = replayed.nodes["layer.weight"]
+        assert torch.equal(replayed_site["value"], drawn["value"])
 
     @pytest.mark.parametrize(
         "model", [weights_model, constrained_model], ids=["weights", "constrained"]
@@ -161,12 +161,12 @@ class GuideTests:
         looped = TermsELBO()
         with torch.no_grad():
             value = float(vectorized.loss(weights_model, guide, *data))
-            losses = [float(looped.loss(weights_model, guide, *data)) for _ in range(400)]
+            losses = [float(looped.loss(weights_model, guide, *data)) for _ in range(100)]
         draws = torch.tensor(losses)
-        # Both estimate the same mean, from 400 looped draws and ten times as many vectorized ones.
+        # Both estimate the same mean, from 100 looped draws and twenty times as many vectorized ones.
         assert (
             abs(value - draws.mean())
-            <= STANDARD_ERRORS * draws.std() * (1 / 400 + 1 / NUM_PARTICLES) ** 0.5
+            <= STANDARD_ERRORS * draws.std() * (1 / 100 + 1 / NUM_PARTICLES) ** 0.5
         )
 
     @pytest.mark.parametrize("local", [False, True])
@@ -199,9 +199,9 @@ class GuideTests:
         draw = guide(data, 3)
         assert draw["local"].shape == (3, 2)
         assert guide.median()["local"].shape == (7, 2)
-        before = guide.median()["local"].clone()
+        initial_median = guide.median()["local"].clone()
         _train(local_model, guide, data, 3, lr=0.05, steps=60)
-        assert bool((guide.median()["local"] != before).any(-1).all())
+        assert bool((guide.median()["local"] != initial_median).any(-1).all())
 
     def test_create_plates_chooses_the_rows(self) -> None:
         data = torch.randn(7, 2)
@@ -248,16 +248,16 @@ class GuideTests:
     def test_state_dict_round_trip_is_exact_and_loads_weights_only(
         self, guide: AutoPerSite, data: Data
     ) -> None:
-        other = self.make(weights_model)
-        other.setup(*data)
+        twin_guide = self.make(weights_model)
+        twin_guide.setup(*data)
         buffer = io.BytesIO()
         torch.save(guide.state_dict(), buffer)
         buffer.seek(0)
-        other.load_state_dict(torch.load(buffer, weights_only=True))
+        twin_guide.load_state_dict(torch.load(buffer, weights_only=True))
         pyro.set_rng_seed(3)
         draw = guide(*data)
         pyro.set_rng_seed(3)
-        twin = other(*data)
+        twin = twin_guide(*data)
         assert all(torch.equal(draw[name], twin[name]) for name in draw)
 
     def test_loading_into_a_guide_without_parameters_says_to_set_it_up(
@@ -279,31 +279,31 @@ class GuideTests:
 
     def test_a_copy_trains_on_its_own(self, guide: AutoPerSite, data: Data) -> None:
         twin = copy.deepcopy(guide)
-        before = {name: value.clone() for name, value in guide.median().items()}
+        medians = {name: value.clone() for name, value in guide.median().items()}
         _train(weights_model, twin, *data)
         guide(*data)
-        assert all(torch.equal(guide.median()[name], before[name]) for name in before)
-        assert not torch.equal(twin.median()["layer.weight"], before["layer.weight"])
+        assert all(torch.equal(guide.median()[name], medians[name]) for name in medians)
+        assert not torch.equal(twin.median()["layer.weight"], medians["layer.weight"])
 
     def test_two_guides_of_one_class_do_not_train_each_other(
         self, guide: AutoPerSite, data: Data
     ) -> None:
         second = self.make(weights_model)
         second(*data)
-        before = second.median()["layer.bias"].clone()
+        bias = second.median()["layer.bias"].clone()
         _train(weights_model, guide, *data)
         second(*data)
-        assert torch.equal(second.median()["layer.bias"], before)
+        assert torch.equal(second.median()["layer.bias"], bias)
 
     def test_the_posterior_is_detached_and_stays_as_it_was(
         self, guide: AutoPerSite, data: Data
     ) -> None:
         posterior = guide.posterior()
         value = posterior["layer.weight"].sample()
-        before = posterior["layer.weight"].log_prob(value)
-        assert not before.requires_grad
+        log_prob = posterior["layer.weight"].log_prob(value)
+        assert not log_prob.requires_grad
         _train(weights_model, guide, *data, steps=1)
-        assert torch.equal(posterior["layer.weight"].log_prob(value), before)
+        assert torch.equal(posterior["layer.weight"].log_prob(value), log_prob)
         assert bool((posterior["noise"].sample((50,)) > 0).all())
 
     def test_a_loss_at_the_median_is_finite_and_silent(
@@ -323,9 +323,9 @@ class GuideTests:
         for name in ("layer.weight", "noise"):
             draws = posterior[name].sample((NUM_PARTICLES,))
             for level, quantile in zip(levels, quantiles[name], strict=True):
-                share = (draws <= quantile).double().mean(0)
+                frequency = (draws <= quantile).double().mean(0)
                 error = (level * (1 - level) / NUM_PARTICLES) ** 0.5
-                assert bool(((share - level).abs() <= STANDARD_ERRORS * error).all())
+                assert bool(((frequency - level).abs() <= STANDARD_ERRORS * error).all())
 
     def test_quantiles_of_a_site_that_mixes_elements_are_refused_by_name(self) -> None:
         if not self.has_quantiles:

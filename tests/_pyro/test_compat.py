@@ -65,10 +65,10 @@ def test_tensors_that_are_differentiated_are_told_from_others():
 
 def test_standard_gamma_draws_each_shape_s_own_and_has_a_batching_rule():
     shapes = torch.tensor([0.5, 4.0, 100.0], dtype=torch.float64)
-    draws = torch.func.vmap(lambda _: compat.standard_gamma(shapes), randomness="different")(torch.empty(100_000))
-    error = (shapes / 100_000).sqrt()
+    draws = torch.func.vmap(lambda _: compat.standard_gamma(shapes), randomness="different")(torch.empty(20_000))
+    error = (shapes / 20_000).sqrt()
     assert bool(((draws.mean(0) - shapes).abs() < 4.5 * error).all())
-    torch.testing.assert_close(draws.var(0), shapes, rtol=0.05, atol=0.0)
+    torch.testing.assert_close(draws.var(0), shapes, rtol=0.1, atol=0.0)
 
 
 def test_deterministic_sites_are_told_from_observations():
@@ -174,8 +174,8 @@ def test_no_other_private_method_of_pyros_is_overridden():
                 continue
             bases = [base for base in cls.__mro__ if base.__module__.startswith("pyro.")]
             theirs = {name for base in bases for name in vars(base) if private(name)}
-            own = {name for name in vars(cls) if private(name)}
-            assert own & theirs <= listed, cls
+            ours = {name for name in vars(cls) if private(name)}
+            assert ours & theirs <= listed, cls
 
 
 def private(name):
@@ -239,12 +239,12 @@ def test_a_graph_is_compiled_to_what_it_does():
 
 
 def test_a_graph_that_was_compiled_before_is_found_on_disk():
-    found = torch._dynamo.utils.counters["inductor"]
-    before = found["fxgraph_cache_hit"]
+    counters = torch._dynamo.utils.counters["inductor"]
+    hits = counters["fxgraph_cache_hit"]
     for _ in range(2):
         graph = compat.record_graph(lambda x: [x.cos() + 2.0], [torch.ones(7)])
         code = compat.compile_graph(graph, [torch.ones(7)], {})
-    assert found["fxgraph_cache_hit"] > before
+    assert counters["fxgraph_cache_hit"] > hits
     torch.testing.assert_close(code(torch.zeros(7))[0], torch.full((7,), 3.0))
 
 

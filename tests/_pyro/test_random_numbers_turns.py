@@ -84,15 +84,15 @@ def test_fits_in_threads_each_learn_their_own():
 
 
 def test_modules_made_in_threads_have_names_of_their_own():
-    classes = [type(f"Made{number}InThreads", (), {}) for number in range(1_000)]
+    classes = [type(f"Made{number}InThreads", (), {}) for number in range(200)]
     names = at_once(lambda _: [unique_name(cls) for cls in classes], range(4))
-    assert len({name for found in names for name in found}) == 4_000
+    assert len({name for names_of_thread in names for name in names_of_thread}) == 800
 
 
 def test_seeded_numbers_are_drawn_by_one_thread_alone():
     def run(seed):
         draws = []
-        for _ in range(50):
+        for _ in range(10):
             with seeded(seed, torch.device("cpu")):
                 draws.append(torch.stack([torch.randn(()) for _ in range(5)]))
         return draws
@@ -146,7 +146,7 @@ def test_processes_forked_while_another_thread_trains_predict_as_without_it():
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        assert [in_a_fork(run) for _ in range(30)] == [expected] * 30
+        assert [in_a_fork(run) for _ in range(8)] == [expected] * 8
     finally:
         done.set()
         thread.join()

@@ -15,7 +15,7 @@ from torch.distributions import biject_to, kl_divergence
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
 
-NUM_SAMPLES = 40_000
+NUM_SAMPLES = 10_000
 TARGETS = {"gamma": dist.Gamma, "inverse gamma": dist.InverseGamma}
 
 

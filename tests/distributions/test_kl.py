@@ -10,7 +10,7 @@ from torch.distributions import biject_to, kl_divergence
 
 from pyro_radial.distributions import RadialNormal
 
-NUM_SAMPLES = 40_000
+NUM_SAMPLES = 5_000
 FULL = (3, 4, 5)
 
 
@@ -33,7 +33,7 @@ def p():
     return dist.Normal(torch.randn(FULL, dtype=torch.double), 0.5 + torch.rand(FULL, dtype=torch.double))
 
 
-@pytest.mark.parametrize("dim", [1, 2, 5, 50, 200, 36_864])
+@pytest.mark.parametrize("dim", [1, 2, 50, 36_864])
 def test_kl_to_a_factorized_normal_is_that_of_samples_in_any_dimension(dim):
     q = RadialNormal(torch.randn(dim, dtype=torch.double), 0.2 + torch.rand(dim, dtype=torch.double))
     p = dist.Normal(torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)).to_event(1)
@@ -100,24 +100,24 @@ INDEPENDENT = {
 @pytest.mark.parametrize("last", [1.0, 1e-9], ids=["regular", "almost singular"])
 def test_kl_from_a_full_covariance_normal_to_independent_ones_is_torchs_of_two_full_ones(p, nesting, last):
     rows = torch.randn(*FULL, FULL[-1], dtype=torch.double).tril(-1)
-    own = 0.5 + torch.rand(FULL, dtype=torch.double)
-    own[..., -1] *= last
-    q = dist.MultivariateNormal(torch.randn(FULL, dtype=torch.double), scale_tril=rows + own.diag_embed())
-    other = nesting(p)
-    full = dist.MultivariateNormal(other.mean, scale_tril=other.stddev.diag_embed())
-    torch.testing.assert_close(kl_divergence(q, other), kl_divergence(q, full), rtol=1e-12, atol=1e-12)
+    diagonal = 0.5 + torch.rand(FULL, dtype=torch.double)
+    diagonal[..., -1] *= last
+    q = dist.MultivariateNormal(torch.randn(FULL, dtype=torch.double), scale_tril=rows + diagonal.diag_embed())
+    independent = nesting(p)
+    full = dist.MultivariateNormal(independent.mean, scale_tril=independent.stddev.diag_embed())
+    torch.testing.assert_close(kl_divergence(q, independent), kl_divergence(q, full), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("nesting", INDEPENDENT.values(), ids=INDEPENDENT)
 @pytest.mark.parametrize("wide", [1.0, 1e3])
 def test_kl_from_a_low_rank_normal_to_independent_ones_is_torchs_of_two_full_ones(p, nesting, wide):
     factor = wide * torch.randn(*FULL, 2, dtype=torch.double)
-    own = 0.5 + torch.rand(FULL, dtype=torch.double)
-    q = dist.LowRankMultivariateNormal(torch.randn(FULL, dtype=torch.double), factor, own)
-    other = nesting(p)
-    full = dist.MultivariateNormal(other.mean, scale_tril=other.stddev.diag_embed())
+    diagonal = 0.5 + torch.rand(FULL, dtype=torch.double)
+    q = dist.LowRankMultivariateNormal(torch.randn(FULL, dtype=torch.double), factor, diagonal)
+    independent = nesting(p)
+    full = dist.MultivariateNormal(independent.mean, scale_tril=independent.stddev.diag_embed())
     dense = dist.MultivariateNormal(q.loc, q.covariance_matrix)
-    torch.testing.assert_close(kl_divergence(q, other), kl_divergence(dense, full), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(kl_divergence(q, independent), kl_divergence(dense, full), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", [RadialNormal, dist.Normal])
@@ -146,9 +146,9 @@ def test_in_float32_the_kl_of_a_million_weights_keeps_six_digits():
     dim = 10**6
     loc, scale = 0.05 * torch.randn(dim), torch.full((dim,), 3.0)
     low = kl_divergence(RadialNormal(loc, scale), dist.Normal(0.0, 1.0).expand([dim]).to_event(1))
-    one = torch.tensor(1.0, dtype=torch.double)
+    unit = torch.tensor(1.0, dtype=torch.double)
     exact = kl_divergence(
-        RadialNormal(loc.double(), scale.double()), dist.Normal(0 * one, one).expand([dim]).to_event(1)
+        RadialNormal(loc.double(), scale.double()), dist.Normal(0 * unit, unit).expand([dim]).to_event(1)
     )
     assert float(low) == pytest.approx(float(exact), rel=1e-6)
 

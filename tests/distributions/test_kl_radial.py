@@ -141,14 +141,14 @@ def test_with_one_element_it_is_the_kl_of_normals(family):
 # --- the estimate: unbiased, low-variance, of the right slope
 
 
-@pytest.mark.parametrize("dim", [2, 3, 5, 20, 200])
+@pytest.mark.parametrize("dim", [2, 5, 200])
 def test_at_equal_means_its_mean_is_the_integral(dim):
     ratio = spread_ratios(dim)
     values = independent_calls("radial", ratio, torch.zeros_like(ratio), 100)
     assert_mean_is(values, kl_by_quadrature("radial", ratio, torch.zeros_like(ratio)))
 
 
-@pytest.mark.parametrize("dim", [2, 3, 5, 20, 200])
+@pytest.mark.parametrize("dim", [2, 5, 200])
 @pytest.mark.parametrize("length", [0.0, 0.3, 10.0])
 def test_from_a_normal_distribution_its_mean_is_the_integral(dim, length):
     ratio, shift = spread_ratios(dim), shift_of_length(length, dim)
@@ -163,8 +163,8 @@ def test_in_two_dimensions_its_mean_is_the_integral_over_angles(length):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dim", [2, 5, 20, 200, 2000])
-@pytest.mark.parametrize("length", [0.0, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("dim", [2, 20, 2000])
+@pytest.mark.parametrize("length", [0.0, 1.0, 10.0])
 def test_one_call_is_within_a_percent(family, dim, length):
     for ratio in (torch.full((dim,), 0.1).double(), torch.ones(dim).double(), spread_ratios(dim)):
         values = independent_calls(family, ratio, shift_of_length(length, dim), 40)
@@ -202,7 +202,7 @@ def test_it_has_a_cone_in_the_means(length):
     assert along == pytest.approx(slope, rel=5 * length + 2 / dim)
 
 
-@pytest.mark.parametrize(("dim", "length"), [(784, 0.05), (784, 0.2), (5000, 0.05)])
+@pytest.mark.parametrize(("dim", "length"), [(784, 0.2), (5000, 0.05)])
 def test_where_the_means_have_moved_it_is_least_with_all_scales_larger(dim, length):
     """By the factor r with r (r^2 - 1) = sqrt(pi / 2) (D - 1) length, up to terms in length / r; to a normal it is one.
 
@@ -231,7 +231,7 @@ def test_the_mean_of_its_gradients_is_that_of_the_exact_kl(family, dim, length):
     ratio, shift = spread_ratios(dim, 0.5), shift_of_length(length, dim)
     center, unit = torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)
     parameters = [center + unit * shift, unit * ratio, center, unit]
-    rows = [tensor.repeat(200, 1).requires_grad_() for tensor in parameters]
+    rows = [tensor.repeat(100, 1).requires_grad_() for tensor in parameters]
     gradients = torch.autograd.grad(kl_of(family, *rows).sum(), rows)
     by_shift = differences(lambda d: kl_by_quadrature(family, ratio, d), shift.numpy()) if length else np.zeros(dim)
     by_ratio = differences(lambda s: kl_by_quadrature(family, s, shift), ratio.numpy())
@@ -322,7 +322,7 @@ def test_it_is_that_of_samples_under_any_nesting(make):
         value = kl_divergence(q, p)
     batch_shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
     assert value.shape == batch_shape
-    draws = q.expand(batch_shape).sample((10_000,))
+    draws = q.expand(batch_shape).sample((4_000,))
     draws = q.log_prob(draws) - p.log_prob(draws)
     # The noise of 1000 directions is much less than that of the samples.
     assert_mean_is(draws, value)

@@ -19,7 +19,7 @@ from pyro_radial.distributions.kl import RULES
 def subclasses(cls):
     """All subclasses that torch and Pyro define."""
     direct = [sub for sub in cls.__subclasses__() if sub.__module__.startswith(("torch.", "pyro."))]
-    return {found for sub in direct for found in (sub, *subclasses(sub))}
+    return {subclass for sub in direct for subclass in (sub, *subclasses(sub))}
 
 
 SIZE = 4
@@ -82,15 +82,15 @@ def others(q):
 @contextmanager
 def without_rules():
     """Torch's registry as it is without the library, with torch's and Pyro's own rules alone."""
-    before, own = dict(registry._KL_REGISTRY), {(q, p) for q, p, _ in RULES}
+    rules, ours = dict(registry._KL_REGISTRY), {(q, p) for q, p, _ in RULES}
     replaced = {(dist.MaskedDistribution, dist.MaskedDistribution)}
     try:
-        for pair in own - replaced:
+        for pair in ours - replaced:
             del registry._KL_REGISTRY[pair]
         registry._KL_MEMOIZE.clear()
         yield
     finally:
-        registry._KL_REGISTRY.update(before)
+        registry._KL_REGISTRY.update(rules)
         registry._KL_MEMOIZE.clear()
 
 
@@ -102,7 +102,7 @@ def outcome(q, p):
         return type(error)
 
 
-def assert_kl_is_that_of_samples(q, p, kl, words, count=2_000):
+def assert_kl_is_that_of_samples(q, p, kl, words, count=1_000):
     value = q.sample((count,))
     draws = q.log_prob(value) - p.log_prob(value)
     error = 5 * draws.std(0) / count**0.5 + 1e-4
@@ -150,14 +150,14 @@ def test_no_pair_of_classes_becomes_ambiguous():
     classes = subclasses(Distribution)
 
     def ambiguous():
-        found = set()
+        pairs = set()
         for q in classes:
             for p in classes:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     registry._dispatch_kl(q, p)
-                found |= {(q, p)} if caught else set()
-        return found
+                pairs |= {(q, p)} if caught else set()
+        return pairs
 
     mine = ambiguous()
     with without_rules():

@@ -17,12 +17,12 @@ def test_in_one_dimension_the_marginal_is_normal():
 def test_in_three_dimensions_the_marginal_mass_is_the_closed_form():
     # There u_1 is uniform on [-1, 1], so P(|u_1 r| <= t) = E min(1, t / r).
     for half_width in (1e-3, 0.1, 0.7, 2.0):
-        inside = stats.halfnorm.cdf(half_width)
+        mass_of_small_radii = stats.halfnorm.cdf(half_width)
         tail = stats.halfnorm.expect(lambda r, t=half_width: t / r, lb=half_width)
-        assert radial_marginal_mass(half_width, 3) == pytest.approx(inside + tail, abs=1e-8)
+        assert radial_marginal_mass(half_width, 3) == pytest.approx(mass_of_small_radii + tail, abs=1e-8)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 17, 1000, 10**7])
+@pytest.mark.parametrize("dim", [1, 2, 17, 10**7])
 def test_quantile_inverts_the_mass_and_is_odd(dim):
     for probability in (0.5 + 1e-6, 0.6, 0.9, 1 - 1e-6):
         quantile = radial_marginal_quantile(probability, dim)

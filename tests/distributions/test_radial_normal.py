@@ -11,12 +11,11 @@ from pyro import poutine
 from pyro.infer.reparam import AutoReparam, LocScaleReparam
 from scipy import stats
 from scipy.integrate import dblquad
-from torch.distributions import biject_to
 
 from pyro_radial.distributions import RadialNormal
 from tests.helpers.compilers import recent_compiler
 
-NUM_SAMPLES = 40_000
+NUM_SAMPLES = 10_000
 
 
 def test_one_element_per_event_is_exactly_normal():
@@ -47,7 +46,7 @@ def test_the_density_integrates_to_one_in_two_dimensions():
     assert total == pytest.approx(1.0, abs=1e-5 + error)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 10, 50, 200, 36_864])
+@pytest.mark.parametrize("dim", [1, 2, 10, 200, 36_864])
 def test_entropy_is_that_of_samples_in_any_dimension(dim):
     scale = 0.1 + torch.rand(dim, dtype=torch.double)
     distribution = RadialNormal(torch.randn(dim, dtype=torch.double), scale)
@@ -127,8 +126,8 @@ def test_marginal_quantiles_are_those_of_samples():
     distribution = RadialNormal(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 2.0, 1.0]))
     draws = distribution.sample((NUM_SAMPLES,))
     for level, quantile in zip((0.05, 0.5, 0.8), distribution.marginal_quantiles([0.05, 0.5, 0.8]), strict=True):
-        share = (draws <= quantile).double().mean(0)
-        assert bool(((share - level).abs() < 4 * (level * (1 - level) / NUM_SAMPLES) ** 0.5).all())
+        frequency = (draws <= quantile).double().mean(0)
+        assert bool(((frequency - level).abs() < 4 * (level * (1 - level) / NUM_SAMPLES) ** 0.5).all())
 
 
 def test_infer_shapes_agrees_with_the_distribution():
@@ -146,7 +145,7 @@ def test_reparameterizers_of_pyro_keep_how_many_dimensions_share_a_radius(event_
 
     run = poutine.reparam(model, config=config)
     with torch.no_grad():
-        squares = torch.stack([run().square().sum() for _ in range(2000)])
+        squares = torch.stack([run().square().sum() for _ in range(500)])
     error = squares.std() / len(squares) ** 0.5
     assert abs(squares.mean() - squared_norm) < 5 * error
 
@@ -159,29 +158,9 @@ def test_half_precision_samples_and_densities_are_finite():
         assert bool(torch.isfinite(distribution.log_prob(value)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((torch.zeros(3), torch.ones(4)), "broadcast"),
-        ((torch.zeros(3), torch.ones(3), 2), "event_dim must be at most 1, .* got 2"),
-        ((torch.zeros(2, 0), torch.ones(2, 0)), "elements in their event"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        RadialNormal(*arguments)
-
-
-def test_a_value_outside_the_support_is_refused_under_validation():
-    distribution = RadialNormal(torch.zeros(2), torch.ones(2), validate_args=True)
-    with pytest.raises(ValueError, match="support"):
-        distribution.log_prob(torch.tensor([0.0, math.nan]))
-
-
-def test_the_constraint_of_the_scale_has_a_bijection():
-    constraint = RadialNormal.arg_constraints["scale"]
-    transform = biject_to(constraint)
-    assert bool(constraint.check(transform(torch.randn(10))).all())
+def test_an_empty_event_is_refused():
+    with pytest.raises(ValueError, match="elements in their event"):
+        RadialNormal(torch.zeros(2, 0), torch.ones(2, 0))
 
 
 def _draw_and_densities(loc, scale):

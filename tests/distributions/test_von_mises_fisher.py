@@ -8,17 +8,31 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from torch.distributions import biject_to, kl_divergence
+from torch.distributions import kl_divergence
 from torch.nn.functional import normalize
 
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
 from pyro_radial.distributions.vmf.functions import mean_cosine
 from tests.helpers.compilers import recent_compiler
 from tests.helpers.cuda import waiting_is_an_error
-from tests.helpers.spheres import sphere_points
 
-NUM_SAMPLES = 40_000
+NUM_SAMPLES = 10_000
 CONCENTRATIONS = [0.0, 1e-30, 1e-6, 1e-3, 1.0, 30.0, 1e4, 1e6]
+
+
+def sphere_points(dim):
+    """Points and weights of a quadrature over the circle or the sphere, exact for smooth functions."""
+    angle = np.arange(128) * (2 * math.pi / 128)
+    if dim == 2:
+        points, weights = np.stack([np.cos(angle), np.sin(angle)], -1), np.full(128, 2 * math.pi / 128)
+    else:
+        height, leggauss_weights = np.polynomial.legendre.leggauss(128)
+        ring = np.sqrt(1.0 - height**2)[:, None]
+        points = np.stack(
+            [ring * np.cos(angle), ring * np.sin(angle), np.broadcast_to(height[:, None], (128, 128))], -1
+        ).reshape(-1, 3)
+        weights = (leggauss_weights[:, None] * np.full(128, 2 * math.pi / 128)).reshape(-1)
+    return torch.tensor(points), torch.tensor(weights)
 
 
 def unit(*shape, dtype=torch.double):
@@ -155,12 +169,6 @@ def test_kl_shapes_broadcast_and_spheres_of_other_dimensions_are_left_to_samplin
             kl_divergence(first, second)
 
 
-@pytest.mark.parametrize("distribution", [VonMisesFisherStable(torch.eye(2), 1.0), HypersphericalUniform(2)])
-def test_a_value_off_the_sphere_is_refused_under_validation(distribution):
-    with pytest.raises(ValueError, match="support"):
-        distribution.log_prob(torch.tensor([1.0, 1.0]))
-
-
 def _draw_and_densities(raw, kappa):
     distribution = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
     value = distribution.rsample((2,))
@@ -252,23 +260,6 @@ def test_a_loc_that_is_not_of_length_one_is_refused_by_name(bad):
     with pytest.raises(ValueError, match="loc"):
         VonMisesFisherStable(torch.tensor(bad), 1.0)
     VonMisesFisherStable(torch.tensor(bad), 1.0, validate_args=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((torch.ones(4, 1), 1.0), "last dimension of loc must be at least 2, got 1.*sign"),
-        ((torch.eye(2), torch.ones(3)), "broadcast"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        VonMisesFisherStable(*arguments)
-
-
-def test_the_constraint_of_the_concentration_has_a_bijection():
-    constraint = VonMisesFisherStable.arg_constraints["concentration"]
-    assert bool(constraint.check(biject_to(constraint)(torch.randn(10))).all())
 
 
 def test_a_subclass_is_kept_by_expand_and_one_with_arguments_of_its_own_must_say_how():

@@ -11,16 +11,22 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal
 from pyro.nn import PyroModule
 from scipy import stats
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, CompiledSVI, SupervisedModel, diagnose
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, diagnose
+from pyro_radial.infer import importance
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.importance import NUM_DRAWS, IntervalShare, interval_shares, judge_intervals, smooth_weights
 from pyro_radial.nn import likelihoods
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """Tolerances follow from the standard errors that are estimated with the shares."""
+    monkeypatch.setattr(importance, "NUM_DRAWS", 100)
 
 
 class Guide(PyroModule):
@@ -50,6 +56,11 @@ def best_independent(covariance):
     pyro.sample("w", dist.Normal(torch.zeros(len(covariance)), stddev).to_event(1))
 
 
+def coverage_of(stddev_ratio):
+    """The share of a normal posterior in 90 % intervals of a normal with this ratio of standard deviations."""
+    return 2 * stats.norm.cdf(stddev_ratio * stats.norm.ppf(0.95)) - 1
+
+
 def shares(model, guide, *args, seed=0):
     pyro.set_rng_seed(seed)
     return interval_shares(model, guide, args)
@@ -57,32 +68,31 @@ def shares(model, guide, *args, seed=0):
 
 @pytest.mark.parametrize("correlation", [0.3, 0.6])
 def test_independent_normals_hold_what_the_closed_form_says(correlation):
-    found = shares(normal_model, best_independent, correlated(correlation=correlation))["w"]
-    ratio = (1 - correlation**2) ** 0.5
-    expected = 2 * stats.norm.cdf(stats.norm.ppf(0.95) * ratio) - 1
-    assert found.held == pytest.approx(expected, abs=4 * found.error)
-    assert found.error < 0.05
-    assert (found.numbers, found.event_numel) == (2, 2)
+    interval = shares(normal_model, best_independent, correlated(correlation=correlation))["w"]
+    assert interval.coverage == pytest.approx(coverage_of((1 - correlation**2) ** 0.5), abs=4 * interval.error)
+    assert interval.error < 0.1
+    assert (interval.numbers, interval.event_numel) == (2, 2)
 
 
-def test_the_shape_is_that_of_the_ratio_of_variances():
+def test_the_shape_is_that_of_the_ratio_of_variances(monkeypatch):
     """In the direction of the largest variance, 1 + c, the guide has 1 - c^2; the tail has k = 1 - (1 - c) = c."""
-    found = shares(normal_model, best_independent, correlated(correlation=0.9))["w"]
-    assert found.pareto_k == pytest.approx(0.9, abs=0.2)
+    monkeypatch.setattr(importance, "NUM_DRAWS", NUM_DRAWS)
+    interval = shares(normal_model, best_independent, correlated(correlation=0.9))["w"]
+    assert interval.pareto_k == pytest.approx(0.9, abs=0.2)
     assert shares(normal_model, best_independent, correlated(correlation=0.2))["w"].pareto_k < 0.5
 
 
 def test_the_posterior_itself_holds_nine_tenths():
-    found = shares(normal_model, normal_model, correlated())["w"]
-    assert found.held == pytest.approx(0.9, abs=1e-3)
-    assert found.pareto_k < 0.5
+    interval = shares(normal_model, normal_model, correlated())["w"]
+    assert interval.coverage == pytest.approx(0.9, abs=1e-3)
+    assert interval.pareto_k < 0.5
 
 
 def test_a_guide_that_is_too_wide_holds_more():
     def wide(covariance):
         pyro.sample("w", dist.Normal(torch.zeros(2), 2.0).to_event(1))
 
-    assert shares(normal_model, wide, correlated())["w"].held > 0.97
+    assert shares(normal_model, wide, correlated())["w"].coverage > 0.97
 
 
 X = torch.tensor([-1.0, 0.5, 2.0])
@@ -103,21 +113,20 @@ def grouped_guide(x, stddev=0.5**0.5):
 
 def test_sites_in_a_plate_are_compared_given_the_sites_outside():
     """The conditional posterior of each row is exact, however wrong the center is."""
-    found = shares(grouped_model, grouped_guide, X)
-    assert list(found) == ["center", "z"]
-    assert found["z"].held == pytest.approx(0.9, abs=1e-3)
-    assert (found["z"].numbers, found["center"].numbers) == (1, 4)
-    assert found["center"].held < 0.5
+    intervals = shares(grouped_model, grouped_guide, X)
+    assert list(intervals) == ["center", "z"]
+    assert intervals["z"].coverage == pytest.approx(0.9, abs=1e-3)
+    assert (intervals["z"].numbers, intervals["center"].numbers) == (1, 4)
+    assert intervals["center"].coverage < 0.5
     narrow = shares(grouped_model, partial(grouped_guide, stddev=0.6 * 0.5**0.5), X)["z"]
-    expected = 2 * stats.norm.cdf(0.6 * stats.norm.ppf(0.95)) - 1
-    assert narrow.held == pytest.approx(expected, abs=4 * narrow.error)
+    assert narrow.coverage == pytest.approx(coverage_of(0.6), abs=4 * narrow.error)
 
 
 def test_elements_of_a_plate_that_are_drawn_together_are_compared_together():
     guide = AutoMultivariateNormal(grouped_model)
     guide(X)
-    found = shares(grouped_model, guide, X)
-    assert {share.numbers for share in found.values()} == {4}
+    intervals = shares(grouped_model, guide, X)
+    assert {interval.numbers for interval in intervals.values()} == {4}
 
 
 def test_a_loop_is_like_sites_of_their_own():
@@ -128,7 +137,9 @@ def test_a_loop_is_like_sites_of_their_own():
     assert shares(model, model, True) == shares(model, model, False)
 
 
-def test_crossed_plates_and_dims_of_no_plate_keep_their_elements():
+def test_crossed_plates_and_dims_of_no_plate_keep_their_elements(monkeypatch):
+    monkeypatch.setattr(importance, "NUM_DRAWS", 20)
+
     def model(stddev):
         outer, inner = pyro.plate("outer", 2, dim=-2), pyro.plate("inner", 3, dim=-1)
         with inner:
@@ -138,12 +149,10 @@ def test_crossed_plates_and_dims_of_no_plate_keep_their_elements():
         with outer:
             pyro.sample("c", dist.Normal(torch.zeros(4, 2, 1), stddev))
 
-    found = shares(model, lambda stddev: model(0.6 * stddev), 1.0)
+    intervals = shares(model, lambda stddev: model(0.6 * stddev), 1.0)
     # Of one element of `inner`, of both plates, and of `outer`; sites in more plates are drawn along.
-    assert {name: share.numbers for name, share in found.items()} == {"a": 4, "b": 1, "c": 7}
-    assert {name: share.event_numel for name, share in found.items()} == {"a": 2, "b": 1, "c": 1}
-    expected = 2 * stats.norm.cdf(0.6 * stats.norm.ppf(0.95)) - 1
-    assert found["b"].held == pytest.approx(expected, abs=0.05)
+    assert {name: interval.numbers for name, interval in intervals.items()} == {"a": 4, "b": 1, "c": 7}
+    assert {name: interval.event_numel for name, interval in intervals.items()} == {"a": 2, "b": 1, "c": 1}
 
 
 def test_points_have_no_intervals():
@@ -187,53 +196,57 @@ def test_equal_ratios_have_equal_weights_and_no_tail():
     assert shapes.tolist() == [0.0, 0.0]
 
 
-DESIGN = torch.stack([torch.ones(12), torch.arange(12) % 2, torch.arange(12) % 3 == 1], -1)
-PRIOR = dist.Normal(torch.tensor([4.0, 0.0, 0.0]), torch.tensor([1.0, 0.5, 0.5]))
+DESIGN = torch.stack([torch.ones(12), torch.arange(12) >= 4], -1)
+PRECISION = torch.eye(2) + DESIGN.T @ DESIGN
 
 
-def count_model(design, counts=None):
-    """Genes with a base value, the effect of a condition and that of a batch."""
+def gene_model(design, y=None):
+    """Genes with a base value and the effect of a condition, a regression with a known posterior."""
     genes = pyro.plate("genes", 20, dim=-1)
     with genes:
-        coefficients = pyro.sample("coefficients", PRIOR.to_event(1))
-    log_mean = (design.unsqueeze(-2) * coefficients).sum(-1)
+        coefficients = pyro.sample("coefficients", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    mean = (design.unsqueeze(-2) * coefficients).sum(-1)
     with genes, pyro.plate("samples", len(design), dim=-2):
-        return pyro.sample("counts", dist.NegativeBinomial(4.0, logits=log_mean - 1.4), obs=counts)
+        return pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
-def trained_on_counts(make):
-    pyro.clear_param_store()
+def at_the_posterior(family=None):
+    """Return a guide with the posterior's means, and its covariance or the closest standard deviations; and targets."""
     pyro.set_rng_seed(0)
-    counts = count_model(DESIGN)
-    guide = make(count_model)
-    optim = pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.01 ** (1 / 1500)})
-    svi = CompiledSVI(count_model, guide, optim, TraceMeanField_ELBO(), compile=False)
-    for _ in range(1500):
-        svi.step(DESIGN, counts)
-    return guide, counts
+    y = gene_model(DESIGN)
+    guide = AutoMeanField(gene_model, families=None if family is None else {"coefficients": family})
+    means = torch.linalg.solve(PRECISION, DESIGN.T @ y).T
+    guide.start_at({"coefficients": dist.MultivariateNormal(means, precision_matrix=PRECISION)})
+    guide.setup(DESIGN, y)
+    if family is None:
+        guide.set_stddevs({"coefficients": PRECISION.diagonal().rsqrt()})
+    return guide, y
 
 
-@pytest.mark.parametrize("make", [AutoMeanField, AutoNormal])
-def test_a_diagnosis_flags_independent_normals_where_elements_are_correlated(make):
-    guide, counts = trained_on_counts(make)
+def test_a_diagnosis_flags_independent_normals_where_elements_are_correlated(monkeypatch):
+    monkeypatch.setattr(importance, "NUM_DRAWS", 800)
+    guide, y = at_the_posterior()
     random = torch.get_rng_state()
-    found = diagnose(count_model, guide, (DESIGN, counts), intervals=True)
+    diagnosis = diagnose(gene_model, guide, (DESIGN, y), intervals=True)
     assert torch.equal(torch.get_rng_state(), random)
-    sentences = [finding for finding in found.findings if "intervals" in finding]
+    sentences = [finding for finding in diagnosis.findings if "intervals" in finding]
     assert len(sentences) == 1
     assert "The 90% intervals of 'coefficients' are too narrow: they hold about" in sentences[0]
     assert "families={'coefficients': families.MultivariateNormal()}" in sentences[0]
-    assert found.intervals["coefficients"].held < 0.8
-    assert "of the posterior, 90% intervals hold: coefficients" in str(found)
-    assert str(found).startswith("loss for num_data=")
+    interval = diagnosis.intervals["coefficients"]
+    covariance = PRECISION.inverse()
+    ratio = float((PRECISION.diagonal() * covariance.diagonal()).rsqrt()[0])
+    # Smoothed weights have a bias, of a few percent for so few draws.
+    assert interval.coverage == pytest.approx(coverage_of(ratio), abs=0.06)
+    assert "of the posterior, 90% intervals hold: coefficients" in str(diagnosis)
+    assert str(diagnosis).startswith("loss for num_data=")
 
 
 def test_a_diagnosis_does_not_flag_a_full_covariance():
-    full = partial(AutoMeanField, families={"coefficients": families.MultivariateNormal()})
-    guide, counts = trained_on_counts(full)
-    found = diagnose(count_model, guide, (DESIGN, counts), intervals=True)
-    assert not any("intervals" in finding for finding in found.findings)
-    assert 0.87 < found.intervals["coefficients"].held < 0.91
+    guide, y = at_the_posterior(families.MultivariateNormal())
+    diagnosis = diagnose(gene_model, guide, (DESIGN, y), intervals=True)
+    assert not any("intervals" in finding for finding in diagnosis.findings)
+    assert diagnosis.intervals["coefficients"].coverage == pytest.approx(0.9, abs=1e-3)
 
 
 def test_what_is_correlated_across_sites_gets_another_advice():
@@ -245,28 +258,29 @@ def test_what_is_correlated_across_sites_gets_another_advice():
         pyro.sample("a", dist.Normal(0.0, 0.2**0.5))
         pyro.sample("b", dist.Normal(0.0, 0.5))
 
-    found = diagnose(model, Guide(best), (), intervals=True)
-    sentences = [finding for finding in found.findings if "intervals" in finding]
+    diagnosis = diagnose(model, Guide(best), (), intervals=True)
+    sentences = [finding for finding in diagnosis.findings if "intervals" in finding]
     assert len(sentences) == 2
-    assert all("make them one site with an event, write the model non-centered, or take" in one for one in sentences)
-    assert not any("families" in one for one in sentences)
+    advice = "make them one site with an event, write the model non-centered, or take"
+    assert all(advice in sentence for sentence in sentences)
+    assert not any("families" in sentence for sentence in sentences)
 
 
 def test_a_guide_that_is_correlated_already_gets_no_advice_to_be():
-    share = IntervalShare(0.5, 0.01, 0.4, 2, 2)
-    joint = list(judge_intervals({"w": share}, AutoMultivariateNormal(grouped_model)))
-    full = AutoMeanField(normal_model, families={"w": families.MultivariateNormal()})
-    full.setup(correlated())
-    own = list(judge_intervals({"w": share}, full))
+    interval = IntervalShare(0.5, 0.01, 0.4, 2, 2)
+    joint = list(judge_intervals({"w": interval}, AutoMultivariateNormal(grouped_model)))
+    guide = AutoMeanField(normal_model, families={"w": families.MultivariateNormal()})
+    guide.setup(correlated())
+    full = list(judge_intervals({"w": interval}, guide))
     assert "Write the model non-centered" in joint[0]
-    assert not any("families" in sentence for sentence in joint + own)
+    assert not any("families" in sentence for sentence in joint + full)
     assert "AutoMultivariateNormal" not in joint[0]
-    assert "It has a full covariance: train longer, or remove coefficients that the data say nothing about" in own[0]
-    assert "of the posterior, or less (its worst element)" in own[0]
+    assert "It has a full covariance: train longer, or remove coefficients that the data say nothing about" in full[0]
+    assert "of the posterior, or less (its worst element)" in full[0]
 
 
 @pytest.mark.parametrize(
-    ("held", "error", "pareto_k", "numbers", "words"),
+    ("coverage", "error", "pareto_k", "numbers", "words"),
     [
         (0.89, 0.01, 0.4, 5, None),
         (0.80, 0.01, 0.4, 5, "too narrow: they hold about 80% of the posterior"),
@@ -278,22 +292,16 @@ def test_a_guide_that_is_correlated_already_gets_no_advice_to_be():
         (0.60, 0.01, 0.4, 51, "too narrow"),
     ],
 )
-def test_a_share_too_small_or_a_tail_too_heavy_is_said(held, error, pareto_k, numbers, words):
-    found = list(judge_intervals({"w": IntervalShare(held, error, pareto_k, numbers, 1)}, guide=None))
-    assert len(found) == (words is not None)
-    assert all(re.search(words, sentence) and "w" in sentence for sentence in found)
+def test_a_share_too_small_or_a_tail_too_heavy_is_said(coverage, error, pareto_k, numbers, words):
+    findings = list(judge_intervals({"w": IntervalShare(coverage, error, pareto_k, numbers, 1)}, guide=None))
+    assert len(findings) == (words is not None)
+    assert all(re.search(words, sentence) and "w" in sentence for sentence in findings)
 
 
 def test_of_too_many_numbers_nothing_is_said():
     net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian())
     x = torch.linspace(-1, 1, 30).unsqueeze(-1)
-    found = diagnose(model, AutoMeanField(model), (x, x), intervals=True)
-    assert any("hold is unknown: 61 numbers are drawn together" in finding for finding in found.findings)
-    assert found.signal is not None
-
-
-@pytest.mark.parametrize("data", [X, {"x": X}, None])
-def test_arguments_that_are_no_tuple_are_named(data):
-    with pytest.raises(ValueError, match="data must be a tuple or list"):
-        diagnose(grouped_model, AutoMeanField(grouped_model), data, intervals=True)
+    diagnosis = diagnose(model, AutoMeanField(model), (x, x), intervals=True)
+    assert any("hold is unknown: 61 numbers are drawn together" in finding for finding in diagnosis.findings)
+    assert diagnosis.signal is not None

@@ -40,12 +40,15 @@ def model(x, group, y=None):
         pyro.sample("y", dist.Normal(mean, noise), obs=y)
 
 
-def trained(make=AutoMeanField):
-    guide = make(model)
+@pytest.fixture(scope="module")
+def tree():
+    """The tree of a trained guide."""
+    pyro.set_rng_seed(0)
+    guide = AutoMeanField(model)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), pyro.infer.Trace_ELBO())
-    for _ in range(200):
+    for _ in range(100):
         svi.step(X, GROUP, Y)
-    return guide
+    return to_arviz(guide, model, X, GROUP, y=Y, num_samples=100, coords={"groups": ["a", "b", "c"]})
 
 
 def flat(array):
@@ -62,8 +65,7 @@ def check_log_likelihood(tree):
     torch.testing.assert_close(flat(tree.log_likelihood["y"]), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_guide_has_all_groups_with_the_names_of_plates():
-    tree = to_arviz(trained(), model, X, GROUP, y=Y, num_samples=50)
+def test_a_guide_has_all_groups_with_the_names_of_plates(tree):
     assert set(tree.children) == {
         "posterior",
         "posterior_predictive",
@@ -80,9 +82,9 @@ def test_a_guide_has_all_groups_with_the_names_of_plates():
             "offset": ("groups",),
             "mean": ("rows",),
         }
-        assert tree[group].sizes["draw"] == 50
+        assert tree[group].sizes["draw"] == 100
     assert tree.log_likelihood["y"].dims == ("chain", "draw", "rows")
-    assert tree.posterior_predictive["y"].shape == tree.prior_predictive["y"].shape == (1, 50, 12)
+    assert tree.posterior_predictive["y"].shape == tree.prior_predictive["y"].shape == (1, 100, 12)
     assert tree.observed_data["y"].dims == ("rows",)
     np.testing.assert_array_equal(tree.observed_data["y"], Y)
     assert set(tree.constant_data.data_vars) == {"x", "group"}
@@ -92,14 +94,22 @@ def test_a_guide_has_all_groups_with_the_names_of_plates():
 
 @pytest.mark.parametrize("make", [AutoMeanField, AutoNormal, AutoMultivariateNormal])
 def test_draws_are_those_of_the_guide(make):
-    guide = trained(make)
-    tree = to_arviz(guide, model, X, GROUP, Y, num_samples=2_000)
-    draws = flat(tree.posterior["offset"])
-    torch.testing.assert_close(draws.median(0).values, guide.median(X, GROUP, Y)["offset"].double(), rtol=0, atol=0.05)
+    guide = make(model)
+    guide(X, GROUP, Y)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    draws = flat(to_arviz(guide, model, X, GROUP, Y, num_samples=300).posterior["offset"])
+    # The standard error of a normal median is 1.25 times that of the mean.
+    error = 1.25 * draws.std(0) / math.sqrt(300)
+    assert bool(((draws.median(0).values - guide.median(X, GROUP, Y)["offset"]).abs() < 4 * error).all())
+
+
+def test_the_prior_is_that_of_the_model(tree):
     prior = flat(tree.prior["offset"])
-    assert (prior.mean(0).abs() < 4 / math.sqrt(2_000)).all()
+    assert (prior.mean(0).abs() < 4 / math.sqrt(100)).all()
     # The relative standard error of a standard deviation is one over the root of twice the number of draws.
-    torch.testing.assert_close(prior.std(0), torch.ones(3).double(), rtol=0, atol=4 / math.sqrt(4_000))
+    torch.testing.assert_close(prior.std(0), torch.ones(3).double(), rtol=0, atol=4 / math.sqrt(200))
 
 
 def test_chains_stay_apart_and_samples_are_kept_as_they_are():
@@ -120,9 +130,8 @@ def test_chains_stay_apart_and_samples_are_kept_as_they_are():
     assert joined.posterior.sizes["chain"] == 1
 
 
-def test_arviz_summarizes_and_compares_it():
+def test_arviz_summarizes_and_compares_it(tree):
     stats = pytest.importorskip("arviz_stats")
-    tree = to_arviz(trained(), model, X, GROUP, Y, coords={"groups": ["a", "b", "c"]})
     with warnings.catch_warnings():
         # Large shape parameters are no matter here.
         warnings.simplefilter("ignore")
@@ -135,10 +144,9 @@ def test_arviz_summarizes_and_compares_it():
     assert log_pointwise.sum() - 20 < loo.elpd < log_pointwise.sum()
 
 
-def test_arviz_plots_it():
+def test_arviz_plots_it(tree):
     # Its plots need Python 3.12.
     arviz = pytest.importorskip("arviz")
-    tree = to_arviz(trained(), model, X, GROUP, Y, num_samples=100)
     with matplotlib.rc_context({"backend": "agg"}):
         arviz.plot_dist(tree, var_names=["offset"], backend="matplotlib")
         arviz.plot_ppc_dist(tree, backend="matplotlib", num_samples=10)
@@ -211,8 +219,6 @@ def test_what_does_not_fit_is_refused_by_name(monkeypatch):
         to_arviz(samples, model, X, GROUP, Y, num_samples=2)
     with pytest.raises(ValueError, match="posterior must have its parameters, got AutoNormal without any yet"):
         to_arviz(AutoNormal(model), model, X, GROUP, Y)
-    with pytest.raises(ValueError, match="posterior must be a function or MCMC or Mapping, got float"):
-        to_arviz(1.0, model, X, GROUP, Y)
     monkeypatch.setitem(sys.modules, "arviz_base", None)
     with pytest.raises(ImportError, match=r"pip install 'pyro-radial\[arviz\]'"):
         to_arviz(samples, model, X, GROUP, Y)

@@ -38,12 +38,7 @@ def _check_directions(value: int) -> None:
     positive_count("radial_kl_directions", value)
 
 
-@settings.register("radial_kl_seed", __name__, "DIRECTION_SEED")
-def _check_seed(value: int | None) -> None:
-    if isinstance(value, bool) or not (value is None or isinstance(value, int)):
-        raise ValueError(
-            f"radial_kl_seed must be an integer, or None for fresh directions, got {value!r}"
-        )
+settings.register("radial_kl_seed", __name__, "DIRECTION_SEED")
 
 
 def num_directions(num_elements: int) -> int:
@@ -97,28 +92,31 @@ def log_distance(
     It is :math:`\tfrac12 E \log(a r^2 + 2 b r + c)` for :math:`r \sim N(0, 1)`, minus its value at a = 1, b = c = 0.
     If the caller knows more digits of a - 1 than a has, they are in ``above``.
     """
-    offset, _, width = _offset_and_width(a, b, c)
+    offset, _, width = _nearest_point(a, b, c)
     log_a = a.log() if above is None else log_of_square(a.sqrt(), above)
     return 0.5 * (log_a + excess_log_square(offset, width, terms))
 
 
-def slopes_of_log_distance(
+def log_distance_derivatives(
     a: Tensor, b: Tensor, c: Tensor, terms: int = ALL_TERMS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives of :func:`log_distance` in a, b and c, with the same arguments.
 
     At the tip of the cone, where the line meets the point, the derivative through the width is zero.
     """
-    offset, square, width = _offset_and_width(a, b, c)
-    by_offset, by_width = slopes_of_log_square(offset, width, terms)
+    offset, square, width = _nearest_point(a, b, c)
+    by_offset, by_width = excess_log_square_derivatives(offset, width, terms)
     by_square = torch.where(square > torch.finfo(square.dtype).tiny, by_width / width, 0.0)
     by_b = (by_offset - offset * by_square) * (0.5 / a)
     by_c = by_square * (0.25 / a)
     return 0.5 / a - (offset * by_b + (c / a) * by_c), by_b, by_c
 
 
-def _offset_and_width(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nearest place on the line, and the squared and plain distance there, in units of the line's scale."""
+def _nearest_point(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the r at which the line is nearest to the point, and the squared and plain distance there.
+
+    The squared distance at r is ``a r^2 + 2 b r + c``; the two distances are in units of ``a.sqrt()``.
+    """
     offset = b / a
     square = c / a - offset.square()
     # Rounding may leave the square below zero.
@@ -180,7 +178,7 @@ def excess_log_square(offset: Tensor, width: Tensor, terms: int = ALL_TERMS) -> 
     )
 
 
-def slopes_of_log_square(offset: Tensor, width: Tensor, terms: int = ALL_TERMS) -> Tensor:
+def excess_log_square_derivatives(offset: Tensor, width: Tensor, terms: int = ALL_TERMS) -> Tensor:
     """Return the derivatives of :func:`excess_log_square` in b and c, ``[2, ...]``, with the same arguments."""
     return by_chunks(
         partial(_slope, expansion=_EXPANSIONS[terms]), (offset, width), _POINTS_AT_ONCE

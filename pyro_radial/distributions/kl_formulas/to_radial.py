@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pyro_radial.distributions.kl_formulas.shared import (
     combine,
+    excess_log_square_derivatives,
     log_distance,
+    log_distance_derivatives,
     log_of_square,
     project,
     shrinkage,
-    slopes_of_log_distance,
-    slopes_of_log_square,
     terms_for,
 )
 from pyro_radial.distributions.numerics import MEAN_LOG_HALF_NORMAL, log_sphere_area, row_sum
@@ -50,8 +50,8 @@ def normal_to_radial(
     norm = torch.linalg.vector_norm(ratio, dim=-1, keepdim=True)
     along = ratio / norm
     line = ratio * along
-    part = noise @ along.unsqueeze(-1)
-    across = noise - part * along.unsqueeze(-2)
+    coordinate = noise @ along.unsqueeze(-1)
+    across = noise - coordinate * along.unsqueeze(-2)
     point = torch.addcmul(shift.unsqueeze(-2), ratio.unsqueeze(-2), across)
     c = row_sum(point.square()).movedim(-1, 0).contiguous()
     b = project(point, line)
@@ -81,9 +81,9 @@ def normal_to_radial(
     )
     by_line = of_line * line + combine(of_b, point)
     by_point = of_b.movedim(0, -2) * line.unsqueeze(-2) + of_c.movedim(0, -2) * point
-    by_part = (by_point @ line.unsqueeze(-1)).movedim(-2, 0)
+    by_coordinate = (by_point @ line.unsqueeze(-1)).movedim(-2, 0)
     by_along = by_line * ratio - (
-        ratio * combine(part.movedim(-2, 0), by_point) + combine(by_part, noise)
+        ratio * combine(coordinate.movedim(-2, 0), by_point) + combine(by_coordinate, noise)
     )
     by_shift = by_point.sum(-2) + (of_mean + 8.0 * of_variance * squared) * shift
     by_ratio = (
@@ -105,26 +105,27 @@ def _mean_log_distance(
     direction, times the number of directions; the line, and so a, is the same for all.
     """
     # Given the noise across v: the mean of rho^2 minus its overall mean, and the mean square of that difference.
-    first = a + c - mean
-    second = 2.0 * a.square() + 4.0 * b.square() + first.square()
+    deviation = a + c - mean
+    mean_square = 2.0 * a.square() + 4.0 * b.square() + deviation.square()
     relative = variance / mean.square()
     slope = 0.5 / mean
     curve = -0.25 / mean.square() * shrinkage(relative)
-    residual = second - variance
-    value = (log_distance(a, b, c, terms=terms) - (slope * first + curve * residual)).mean(0)
+    residual = mean_square - variance
+    value = (log_distance(a, b, c, terms=terms) - (slope * deviation + curve * residual)).mean(0)
     if not with_gradient:
         return (value,)
 
-    by_a, by_b, by_c = slopes_of_log_distance(a, b, c, terms)
-    by_first = -(slope + 2.0 * curve * first)
-    by_slope, by_curve = -first.mean(0), -residual.mean(0)
+    by_a, by_b, by_c = log_distance_derivatives(a, b, c, terms)
+    by_deviation = -(slope + 2.0 * curve * deviation)
+    by_slope, by_curve = -deviation.mean(0), -residual.mean(0)
     bend = 4.0 * shrinkage(relative) * by_curve * curve
     return (
         value,
-        (by_a + by_first - 4.0 * curve * a).mean(0),
+        (by_a + by_deviation - 4.0 * curve * a).mean(0),
         by_b - 8.0 * curve * b,
-        by_c + by_first,
-        -by_first.mean(0) - (by_slope * slope + 2.0 * (by_curve * curve - bend * relative)) / mean,
+        by_c + by_deviation,
+        -by_deviation.mean(0)
+        - (by_slope * slope + 2.0 * (by_curve * curve - bend * relative)) / mean,
         curve - bend / mean.square(),
     )
 
@@ -218,31 +219,31 @@ def _mean_excess(
     """
     # The derivatives of the integral in A (to second order) and B^2 (to first), at A = 1 and B = 0. The estimate is
     # unbiased with any values; these make its variance low.
-    near = c.clamp(min=_LEAST_C)
+    clamped_c = c.clamp(min=_LEAST_C)
     shrunk = shrinkage(variance)
-    slope_a, rise, bend = _slope_in_a(near, terms)
+    slope_a, rise, bend = _slope_in_a(clamped_c, terms)
     curve_a = -0.5 * (slope_a + rise) * shrunk
-    slope_b = 2.0 * rise / near
+    slope_b = 2.0 * rise / clamped_c
     residual_a = above.square() - variance
     residual_b = b.square() - square_b
     c_of_each = c.expand(a.shape)
-    own = log_distance(a, b, c_of_each, above, terms)
-    mean = (own - (slope_a * above + curve_a * residual_a + slope_b * residual_b)).mean(0)
+    log_distances = log_distance(a, b, c_of_each, above, terms)
+    mean = (log_distances - (slope_a * above + curve_a * residual_a + slope_b * residual_b)).mean(0)
     if not with_gradient:
         return (mean,)
 
-    by_a, by_b, by_c = slopes_of_log_distance(a, b, c_of_each, terms)
+    by_a, by_b, by_c = log_distance_derivatives(a, b, c_of_each, terms)
     by_slope_a = -above.mean(0)
     by_curve_a = -residual_a.mean(0)
     by_slope_b = -residual_b.mean(0)
     # The control variates depend on C too.
-    by_near = (by_slope_a * rise - 0.5 * by_curve_a * shrunk * (rise + bend)) / near
-    by_near = by_near + 2.0 * by_slope_b * (bend - rise) / near.square()
+    by_clamped_c = (by_slope_a * rise - 0.5 * by_curve_a * shrunk * (rise + bend)) / clamped_c
+    by_clamped_c = by_clamped_c + 2.0 * by_slope_b * (bend - rise) / clamped_c.square()
     return (
         mean,
         (by_a - slope_a - 2.0 * curve_a * above) / a.shape[0],
         (by_b - 2.0 * slope_b * b) / a.shape[0],
-        by_c.mean(0) + torch.where(c > _LEAST_C, by_near, 0.0),
+        by_c.mean(0) + torch.where(c > _LEAST_C, by_clamped_c, 0.0),
         slope_b,
         curve_a * (1.0 - 4.0 * shrunk * by_curve_a),
     )
@@ -254,16 +255,18 @@ def _slope_in_a(c: Tensor, terms: int) -> list[Tensor]:
     At A = 1 and B = 0 it is :math:`\tfrac12 E[r^2 / (r^2 + C)]`.
     """
     width = c.sqrt()
-    _, by_width = slopes_of_log_square(torch.zeros_like(width), width, terms)
+    _, by_width = excess_log_square_derivatives(torch.zeros_like(width), width, terms)
     # E[C / (r^2 + C)] and one minus it; by the equation of the Faddeeva function one more derivative is a polynomial in
     # these.
-    part = 0.5 * width * by_width
-    rest = 1.0 - part
-    first = 0.5 * (part - c * rest)
-    second = 0.5 * ((1.0 + c) * first - c * rest)
+    c_fraction = 0.5 * width * by_width
+    square_fraction = 1.0 - c_fraction
+    first_derivative = 0.5 * (c_fraction - c * square_fraction)
+    second_derivative = 0.5 * ((1.0 + c) * first_derivative - c * square_fraction)
     # Where the differences cancel, the moments of r^2 in powers of 1 / C.
-    inverse, far = 1.0 / c.clamp(min=_FAR_C), [torch.zeros_like(c)] * 3
+    inverse, asymptotic = 1.0 / c.clamp(min=_FAR_C), [torch.zeros_like(c)] * 3
     for power, moment in _MOMENTS:
-        far = [inverse * (value + moment * (-power) ** order) for order, value in enumerate(far)]
-    near = rest, -first, -second
-    return [0.5 * torch.where(c > _FAR_C, *pair) for pair in zip(far, near, strict=True)]
+        asymptotic = [
+            inverse * (value + moment * (-power) ** order) for order, value in enumerate(asymptotic)
+        ]
+    exact = square_fraction, -first_derivative, -second_derivative
+    return [0.5 * torch.where(c > _FAR_C, *pair) for pair in zip(asymptotic, exact, strict=True)]

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The scalars of the von Mises-Fisher distribution as elementwise formulas, without derivatives of their own.
+"""The scalars of the von Mises-Fisher distribution as elementwise formulas; ``functions.py`` adds their derivatives.
 
 The Bessel ratio :math:`A = I_{m/2} / I_{m/2-1}` has an expansion that is uniform in the concentration. Its coefficients
 depend on the dimension m alone and are found once. Below a certain m the expansion is used at dimension m + 2n, and a
@@ -77,11 +77,12 @@ def bessel_plan(dim: int) -> BesselPlan:
 
 @constant_in_graphs
 def _constant_plan(dim: int) -> BesselPlan:
-    return _cached_plan(dim)
+    return _make_plan(dim)
 
 
 @lru_cache(maxsize=256)
-def _cached_plan(dim: int) -> BesselPlan:
+def _make_plan(dim: int) -> BesselPlan:
+    """Compute the coefficients that :func:`bessel_plan` returns, once for each dimension."""
     lam = 0.5 * (dim - 1)
     shift = max(0, math.ceil(LEAST_LAMBDA - lam))
     # F and R as polynomials in t.
@@ -113,14 +114,14 @@ def expansion_polynomials() -> tuple[list[np.ndarray], list[np.ndarray]]:
             + (1 - t) \sum_{i=1}^{k-1} P_i P_{k-i} \Big\}, \quad
         (1 - t) R_k = \int_t^1 \frac{P_k(s)}{s^2 (1 + s)} ds \quad (k \ge 2).
     """
-    one = Fraction(1)
-    one_minus_t, one_plus_t = np.array([one, -one]), np.array([one, one])
-    p, r = [np.array([one])], [np.array([0 * one]), np.array([0 * one])]
+    exact_one = Fraction(1)
+    one_minus_t, one_plus_t = np.array([exact_one, -exact_one]), np.array([exact_one, exact_one])
+    p, r = [np.array([exact_one])], [np.array([0 * exact_one]), np.array([0 * exact_one])]
     for k in range(1, NUM_TERMS + 1):
         change = poly.polysub(
             p[-1], poly.polymul(poly.polymul(one_minus_t, one_plus_t), poly.polyder(p[-1]))
         )
-        total = poly.polymul(np.array([0 * one, 0 * one, one]), change)
+        total = poly.polymul(np.array([0 * exact_one, 0 * exact_one, exact_one]), change)
         for i in range(1, k):
             total = poly.polyadd(total, poly.polymul(one_minus_t, poly.polymul(p[i], p[k - i])))
         p.append(-total / 2)
@@ -212,12 +213,15 @@ def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
     t = v.t
     lam = plan.shifted_lam
     result = -v.u * t**3 / (lam * (1.0 + t)).square() * _series(plan.curvature, t)
-    first = t.square() / (lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
+    first_derivative = t.square() / (lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
     for total, upper, delta, lam_here in _descent(concentration, plan):
         rise = lam_here + delta
-        bend = concentration * (2.0 * first + concentration * result)
-        result = -(bend + 2.0 * rise * (upper + concentration * first) / total) / total.square()
-        first = rise / total.square()
+        bend = concentration * (2.0 * first_derivative + concentration * result)
+        result = (
+            -(bend + 2.0 * rise * (upper + concentration * first_derivative) / total)
+            / total.square()
+        )
+        first_derivative = rise / total.square()
     return result
 
 
@@ -251,7 +255,7 @@ def _kl_to_uniform(
     q = v.q
     t = v.t
     log_q = q.log1p()
-    top = plan.shifted_lam * (log_q + 2.0 * q * _relative_excess(t, plan)) + _rest(
+    top = plan.shifted_lam * (log_q + 2.0 * q * _relative_excess(t, plan)) + _bounded_term(
         q, log_q, t, plan
     )
     if not plan.rungs:
@@ -269,8 +273,8 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
     Within a factor e of each other it is :math:`\int_q^p (p - s) A'(s) ds`, all of one sign, by Gauss-Legendre in
     log s. Further apart nothing large cancels in the formula chosen for the size of both.
     """
-    near = (p < math.e * q) & (q < math.e * p)
-    log_ratio = torch.where(near, ((p - q) / torch.where(near, q, 1.0)).log1p(), 0.0)
+    is_near = (p < math.e * q) & (q < math.e * p)
+    log_ratio = torch.where(is_near, ((p - q) / torch.where(is_near, q, 1.0)).log1p(), 0.0)
     integral = by_chunks(partial(_rising_integral, plan=plan), (q, log_ratio), _INTEGRALS_AT_ONCE)
     # Both formulas share the walks down the rungs.
     v_q = uniform_variables(q, plan.shifted_lam)
@@ -289,7 +293,7 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
         - p * cosine
     )
     return torch.where(
-        near, log_ratio * integral, torch.where((q > plan.lam) & (p > plan.lam), peaked, flat)
+        is_near, log_ratio * integral, torch.where((q > plan.lam) & (p > plan.lam), peaked, flat)
     )
 
 
@@ -308,7 +312,7 @@ def _upper_log_mean_exp(v: UniformVariables, plan: BesselPlan) -> Tensor:
     """Return L at dimension m + 2n."""
     q = v.q
     log_q = q.log1p()
-    return plan.shifted_lam * (2.0 * q - log_q) - _rest(q, log_q, v.t, plan)
+    return plan.shifted_lam * (2.0 * q - log_q) - _bounded_term(q, log_q, v.t, plan)
 
 
 def _upper_peak(v: UniformVariables, plan: BesselPlan) -> Tensor:
@@ -317,7 +321,7 @@ def _upper_peak(v: UniformVariables, plan: BesselPlan) -> Tensor:
     q = v.q
     log_q = q.log1p()
     linear = v.concentration * lam * (1.0 + v.t / (1.0 + v.u)) / (v.h + lam)
-    return linear + lam * log_q + _rest(q, log_q, v.t, plan)
+    return linear + lam * log_q + _bounded_term(q, log_q, v.t, plan)
 
 
 def _upper_mean(v: UniformVariables, plan: BesselPlan) -> Tensor:
@@ -335,8 +339,8 @@ def _relative_excess(t: Tensor, plan: BesselPlan) -> Tensor:
     return t.square() * _series(plan.ratio, t)
 
 
-def _rest(q: Tensor, log_q: Tensor, t: Tensor, plan: BesselPlan) -> Tensor:
-    """Return the part of -L that does not grow with the dimension; 2q / (1 + 2q) is 1 - t."""
+def _bounded_term(q: Tensor, log_q: Tensor, t: Tensor, plan: BesselPlan) -> Tensor:
+    """Return the term of -L that does not grow with the dimension; 2q / (1 + 2q) is 1 - t."""
     double = 2.0 * q
     return 0.5 * (double.log1p() - log_q) - double / (1.0 + double) * _series(plan.integral, t)
 

@@ -106,8 +106,8 @@ def _by_rejection(concentration: Tensor, dim: int) -> Tensor:
     rows = (
         accepted.to(torch.uint8).topk(_most_refused(len(gap)), largest=False, sorted=False).indices
     )
-    again, _ = _propose(a[rows], one_minus_a[rows], dim, NUM_PROPOSALS)
-    return gap.scatter(0, rows, again).view(concentration.shape)
+    redrawn_gap, _ = _propose(a[rows], one_minus_a[rows], dim, NUM_PROPOSALS)
+    return gap.scatter(0, rows, redrawn_gap).view(concentration.shape)
 
 
 def _most_refused(count: int) -> int:
@@ -132,9 +132,9 @@ def _propose(a: Tensor, one_minus_a: Tensor, dim: int, count: int) -> tuple[Tens
     ay = a * y
     denominator = 1.0 + ay
     # The first of the largest values is the first accepted proposal.
-    accepted, first = ((dim - 1) * (ay / denominator - ay.log1p()) >= level).max(0)
+    accepted, first_accepted = ((dim - 1) * (ay / denominator - ay.log1p()) >= level).max(0)
     gap = one_minus_a * (1.0 - y) / denominator
-    return gap.gather(0, first.unsqueeze(0)).squeeze(0), accepted
+    return gap.gather(0, first_accepted.unsqueeze(0)).squeeze(0), accepted
 
 
 class _Direction(torch.autograd.Function):
@@ -144,14 +144,14 @@ class _Direction(torch.autograd.Function):
     def forward(loc: Tensor, gap: Tensor) -> Tensor:
         normal = _normal(loc.shape, loc)
         normal.select(-1, 0).zero_()
-        sign, first, q = _reflection(loc, gap)
+        sign, first_coordinate, q = _reflection(loc, gap)
         cosine = 1.0 - gap
         length = (gap * (2.0 - gap) / vecdot(normal, normal)).sqrt()
         across = length * vecdot(loc, normal)
         value = torch.addcmul(
             normal.mul_(as_column(length, loc)), loc, as_column(cosine - across / q, loc)
         )
-        value.select(-1, 0).copy_(cosine * first - sign * across)
+        value.select(-1, 0).copy_(cosine * first_coordinate - sign * across)
         return value
 
     @staticmethod
@@ -178,8 +178,12 @@ class _Direction(torch.autograd.Function):
 
 def _reflection(loc: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sign s of the first coordinate, that coordinate, and half the squared length of loc + s e_1."""
-    first = loc.select(-1, 0).to(gap.dtype)
-    return torch.ones_like(first).copysign(first), first, 1.0 + first.abs()
+    first_coordinate = loc.select(-1, 0).to(gap.dtype)
+    return (
+        torch.ones_like(first_coordinate).copysign(first_coordinate),
+        first_coordinate,
+        1.0 + first_coordinate.abs(),
+    )
 
 
 def _widen(tensor: Tensor) -> Tensor:
@@ -273,35 +277,35 @@ def _table(lam: float) -> list[list[float]]:
     scaled = (
         np.array(gamma, dtype=float) / lam ** (k + 1) for k, gamma in enumerate(slope_polynomials())
     )
-    terms = list(takewhile(lambda term: _largest_share(term, lam) >= _TERM_TOLERANCE, scaled))
+    terms = list(takewhile(lambda term: _largest_ratio(term, lam) >= _TERM_TOLERANCE, scaled))
     table = np.zeros_like(terms[-1])
     for term in terms:
         table[: term.shape[0], : term.shape[1]] += term
     return table.tolist()
 
 
-def _largest_share(term: np.ndarray, lam: float) -> float:
+def _largest_ratio(term: np.ndarray, lam: float) -> float:
     """Return the largest ratio of a term to the leading one where draws lie."""
     t = np.linspace(0.01, 1.0, 100)
     stddev = 0.5 * t * np.sqrt((1.0 - t) / lam)
     largest = 0.0
     for z in _STDDEVS:
         s = t / (1.0 + z * stddev)
-        share = np.abs(poly.polyval2d(s, t, term) * 2.0 * lam / s)
-        largest = max(largest, float(share.max()))
+        ratio = np.abs(poly.polyval2d(s, t, term) * 2.0 * lam / s)
+        largest = max(largest, float(ratio.max()))
     return largest
 
 
 @lru_cache(maxsize=1)
 def slope_polynomials() -> list[np.ndarray]:
     r"""Return :math:`\gamma_k` for k = 0, 1, ..., as exact coefficients of :math:`s^j t^i`, j along the rows."""
-    one = Fraction(1)
-    t, one_plus_t = np.array([0 * one, one]), np.array([one, one])
+    exact_one = Fraction(1)
+    t, one_plus_t = np.array([0 * exact_one, exact_one]), np.array([exact_one, exact_one])
     # Coefficients of powers of xi, each a polynomial in t.
-    gammas = [[np.array([0 * one]), t / 2]]
+    gammas = [[np.array([0 * exact_one]), t / 2]]
     for k in range(1, NUM_SLOPE_TERMS):
-        bracket = [np.array([0 * one])] * (len(gammas[-1]) + 1)
-        bracket[0] = poly.polymul(np.array([one, -one]), expansion_polynomials()[0][k])
+        bracket = [np.array([0 * exact_one])] * (len(gammas[-1]) + 1)
+        bracket[0] = poly.polymul(np.array([exact_one, -exact_one]), expansion_polynomials()[0][k])
         for j, coefficient in enumerate(gammas[-1][1:]):
             slope = (j + 1) * coefficient
             bracket[j] = poly.polysub(bracket[j], 2 * slope)
@@ -310,7 +314,7 @@ def slope_polynomials() -> list[np.ndarray]:
                 bracket[j + 2], poly.polymul(t, poly.polymul(one_plus_t, slope))
             )
         # Division by 1 - xi is summation; the last sum is the remainder, zero.
-        quotient, total = [np.array([0 * one])] * 2, np.array([0 * one])
+        quotient, total = [np.array([0 * exact_one])] * 2, np.array([0 * exact_one])
         for coefficient in bracket[:-1]:
             total = poly.polyadd(total, coefficient)
             quotient.append(-poly.polymul(t, total) / 4)

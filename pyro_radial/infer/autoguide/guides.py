@@ -90,12 +90,12 @@ class AutoRadial(AutoPerSite):
 
     def default_family(self, name: str, site: Node) -> Family:
         """Return a radial normal with the ``event_dim`` of this site."""
-        wanted = self._event_dim
-        if isinstance(wanted, Mapping):
-            wanted = wanted.get(name)
-        if wanted is None:
+        event_dim = self._event_dim
+        if isinstance(event_dim, Mapping):
+            event_dim = event_dim.get(name)
+        if event_dim is None:
             return self._radial
-        return Radial(init_scale=self._radial.init_scale, event_dim=wanted)
+        return Radial(init_scale=self._radial.init_scale, event_dim=event_dim)
 
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)

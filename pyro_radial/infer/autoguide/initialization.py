@@ -4,13 +4,13 @@
 """Init functions of guides: from a site to its initial value, as Pyro's own."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pyro.infer.autoguide.initialization import init_to_feasible, init_to_sample
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_function, check_shape, check_types
+from pyro_radial._pyro.checks import check_shape
 from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.constraints import is_on_sphere
 
@@ -50,11 +50,8 @@ def init_to_network(
         >>> torch.equal(guide.median()["weight"], pretrained.weight)
         True
     """
-    check_function("fallback", fallback)
-    check_types(nn.Module | None, net=net)
     if site is None:
         return functools.partial(init_to_network, net=net, fallback=fallback)
-    check_types(Mapping, site=site)
     if net is None:
         value = site["infer"].get("initial_value")
     else:

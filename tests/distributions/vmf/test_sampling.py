@@ -22,7 +22,7 @@ from pyro_radial.distributions.vmf.sampling import (
     sample_uniform_direction,
 )
 
-NUM_SAMPLES = 100_000
+NUM_SAMPLES = 20_000
 # Dimension and concentration from flat to sharp, where other samplers fail.
 PAIRS = [
     *((2, 1e-3), (2, 10.0), (2, 1e4), (2, 1e6), (3, 1e4), (3, 1e6), (10, 1e5), (50, 50.0), (50, 1e4), (500, 10.0)),
@@ -142,24 +142,6 @@ def test_the_second_derivative_of_the_mean_cosine_is_unbiased(dim, kappa):
     at = torch.tensor(kappa, dtype=torch.double, requires_grad=True)
     (exact,) = torch.autograd.grad(cosine_variance(at, dim), at)
     assert standard_errors(second, exact) < 4
-
-
-def test_it_has_a_five_hundredth_of_the_noise_of_a_corrected_path_gradient():
-    # Davidson et al. (2018) add to the path's gradient a score times the whole loss, here a cosine plus 100.
-    dim, kappa = 500, 500.0
-    one = filled(kappa, 20_000).requires_grad_()
-    cosine = 1.0 - sample_one_minus_cosine(one, dim)
-    (ours,) = torch.autograd.grad(cosine.sum() + 100.0, one)
-    a = uniform_variables(one, 0.5 * (dim - 1)).a0
-    y = ((cosine - a) / (1.0 - a * cosine)).detach()
-    path = (y + a) / (1.0 + a * y)
-    log_volume = ((1.0 - a.square()) / (1.0 + a * y).square()).log()
-    score = one * path + 0.5 * (dim - 3) * (1.0 - path.square()).log() + log_volume - log_mean_exp_cosine(one, dim)
-    (theirs,) = torch.autograd.grad((path + (cosine.detach() + 100.0) * score).sum(), one)
-    exact = cosine_variance(torch.tensor(kappa, dtype=torch.double), dim)
-    assert standard_errors(ours, exact) < 4
-    assert standard_errors(theirs, exact) < 4
-    assert theirs.std() / ours.std() > 500
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import normalize
 
-from pyro_radial._pyro.checks import check_flag, proper_fraction
+from pyro_radial._pyro.checks import proper_fraction
 from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
@@ -27,7 +27,7 @@ class Directional(Family):
 
     :param float init_mean_cosine: the initial E[mu . x] of every direction, between 0 and 1.
     :param bool shared_concentration: one concentration for the whole site, or one for each direction.
-    :raises ValueError: for a cosine out of range, or a ``shared_concentration`` that is not a bool.
+    :raises ValueError: for a cosine out of range.
     """
 
     #: The class of the distribution of each direction.
@@ -35,7 +35,7 @@ class Directional(Family):
 
     def __init__(self, init_mean_cosine: float = 0.9, shared_concentration: bool = True) -> None:
         self.init_mean_cosine = proper_fraction("init_mean_cosine", init_mean_cosine)
-        self.shared_concentration = check_flag("shared_concentration", shared_concentration)
+        self.shared_concentration = shared_concentration
 
     def concentration_at(self, mean_cosine: Any, size: int) -> Any:
         """Return the concentration with this mean cosine, a number or a tensor, in ``size`` dimensions."""

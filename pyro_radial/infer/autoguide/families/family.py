@@ -249,51 +249,51 @@ def expand_mean(site: Site, mean: Tensor) -> Tensor:
 Families = Mapping[str, Family] | Callable[[str, Node], Family | None]
 
 
-def choose_families(wanted: Families | None, sites: Mapping[str, Node]) -> dict[str, Family]:
+def choose_families(families: Families | None, sites: Mapping[str, Node]) -> dict[str, Family]:
     """Return the user's families by site; sites that the user leaves open are not in it.
 
-    :param wanted: a mapping from site names, or regular expressions searched in them, to families; a name goes before a
-        pattern. Or a function of a site's name and the site that returns a family or None.
+    :param families: a mapping from site names, or regular expressions searched in them, to families; a name goes before
+        a pattern. Or a function of a site's name and the site that returns a family or None.
     :param sites: Pyro's sites by name.
     :raises ValueError: naming the key or the site, for a key without a site, two patterns for one site, an invalid
         pattern, or a value that is not a family.
     """
-    if wanted is None:
+    if families is None:
         return {}
-    if callable(wanted):
-        chosen = {}
+    if callable(families):
+        by_site = {}
         for name, site in sites.items():
-            family = wanted(name, site)
+            family = families(name, site)
             if family is not None:
-                chosen[name] = family
+                by_site[name] = family
     else:
-        chosen = _choose_by_key(wanted, sites)
-    for name, family in chosen.items():
+        by_site = _choose_by_key(families, sites)
+    for name, family in by_site.items():
         if not isinstance(family, Family):
             raise ValueError(
                 f"families: the value for site '{name}' must be a Family, got {type(family).__name__}"
             )
-    return chosen
+    return by_site
 
 
-def _choose_by_key(wanted: Mapping[str, Family], sites: Mapping[str, Node]) -> dict[str, Family]:
+def _choose_by_key(families: Mapping[str, Family], sites: Mapping[str, Node]) -> dict[str, Family]:
     """Return the families of a mapping by site; a name goes before a pattern."""
-    patterns = {key: _match_sites(key, sites) for key in wanted if key not in sites}
+    patterns = {key: _match_sites(key, sites) for key in families if key not in sites}
     for key, names in patterns.items():
         if not names:
             raise ValueError(f"families: {key!r} names no site and matches none of {sorted(sites)}")
-    chosen = {}
+    by_site = {}
     for name in sites:
         keys = [key for key, names in patterns.items() if name in names]
-        if name in wanted:
+        if name in families:
             keys = [name]
         if len(keys) > 1:
             raise ValueError(
                 f"families: site '{name}' matches {len(keys)} patterns, {keys}; let only one match it"
             )
         if keys:
-            chosen[name] = wanted[keys[0]]
-    return chosen
+            by_site[name] = families[keys[0]]
+    return by_site
 
 
 def _match_sites(key: str, sites: Collection[str]) -> set[str]:

@@ -108,10 +108,10 @@ class MultivariateNormal(Family):
         factor = stddevs.diag_embed()
         if joint is not None:
             factor.copy_(joint.scale_tril)
-        own = factor.diagonal(dim1=-2, dim2=-1)
-        parameters = _loc_and_scale(site, loc, own)
+        scale = factor.diagonal(dim1=-2, dim2=-1)
+        parameters = _loc_and_scale(site, loc, scale)
         if site.event_dim:
-            unit = factor / own.unsqueeze(-1)
+            unit = factor / scale.unsqueeze(-1)
             parameters["scale_tril"] = PyroParam(unit, constraints.unit_lower_cholesky, 2)
         return parameters
 
@@ -127,15 +127,15 @@ class MultivariateNormal(Family):
             )
         shape = (*stddevs.shape, rank)
         if isinstance(joint, dist.LowRankMultivariateNormal) and joint.cov_factor.shape[-1] == rank:
-            own = joint.cov_diag.sqrt().expand_as(stddevs)
-            factor = (joint.cov_factor / own.unsqueeze(-1)).expand(shape).clone()
+            scale = joint.cov_diag.sqrt().expand_as(stddevs)
+            factor = (joint.cov_factor / scale.unsqueeze(-1)).expand(shape).clone()
         else:
             # Half of each variance is an element's own. From F = 0 no gradient would lead away.
-            own = stddevs * 0.5**0.5
+            scale = stddevs * 0.5**0.5
             directions = torch.randn(shape, dtype=loc.dtype, device=loc.device)
             factor = torch.nn.functional.normalize(directions, dim=-1)
         return {
-            **_loc_and_scale(site, loc, own),
+            **_loc_and_scale(site, loc, scale),
             "factor": PyroParam(factor, constraints.real, 2),
         }
 

@@ -5,6 +5,7 @@
 
 import copy
 import io
+import itertools
 
 import pyro
 import pyro.distributions as dist
@@ -15,7 +16,7 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel, TermsELBO, predict
-from pyro_radial.infer.autoguide.per_site import find_places
+from pyro_radial.infer.autoguide.per_site import parameter_paths
 from pyro_radial.nn import likelihoods
 from tests.tables import GUIDES
 
@@ -45,34 +46,27 @@ DATA = torch.ones(4, 2), torch.ones(4, 1)
 def trained(model, make):
     guide = make(model)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO())
-    for _ in range(5):
+    for _ in range(2):
         svi.step(*DATA)
     return guide
 
 
 @pytest.mark.parametrize("make", GUIDES.values(), ids=GUIDES)
-class TestASiteBelowAnother:
-    def test_it_trains_both(self, make):
-        model = hierarchical_model()
-        guide = trained(model, make)
-        fresh = make(model)
-        fresh.setup(*DATA)
-        assert {"0.weight", "0.weight.lam"} < set(guide.posterior())
+def test_a_site_below_another_is_trained_stored_and_copied(make):
+    model = hierarchical_model()
+    guide, fresh = trained(model, make), make(model)
+    fresh.setup(*DATA)
+    assert {"0.weight", "0.weight.lam"} < set(guide.posterior())
+    for name, value in guide.median().items():
+        assert (value != fresh.median()[name]).any(), name
+    assert predict(model, guide, DATA[0], num_samples=3).mean.shape == (4, 1)
+    file = io.BytesIO()
+    torch.save(guide.state_dict(), file)
+    file.seek(0)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    for twin in (fresh, copy.deepcopy(guide)):
         for name, value in guide.median().items():
-            assert (value != fresh.median()[name]).any(), name
-        assert predict(model, guide, DATA[0], num_samples=3).mean.shape == (4, 1)
-
-    def test_states_and_copies_hold_both(self, make):
-        model = hierarchical_model()
-        guide, fresh = trained(model, make), make(model)
-        fresh.setup(*DATA)
-        file = io.BytesIO()
-        torch.save(guide.state_dict(), file)
-        file.seek(0)
-        fresh.load_state_dict(torch.load(file, weights_only=True))
-        for other in (fresh, copy.deepcopy(guide)):
-            for name, value in guide.median().items():
-                assert torch.equal(other.median()[name], value), name
+            assert torch.equal(twin.median()[name], value), name
 
 
 def test_guides_of_pyro_s_with_one_vector_take_such_names_and_the_others_take_another():
@@ -83,14 +77,14 @@ def test_guides_of_pyro_s_with_one_vector_take_such_names_and_the_others_take_an
         trained(hierarchical_model(suffix="_lam"), family)
 
 
-def test_places_do_not_collide_whatever_the_sites_are_called():
+def test_paths_do_not_collide_whatever_the_sites_are_called():
     names = ["w", "w.own", "w.own.b", "w.own_", "v", "v.a.b", "v.a", "u"]
-    found = find_places(names)
-    assert found == {name: name for name in names} | {
+    paths = parameter_paths(names)
+    assert paths == {name: name for name in names} | {
         "w": "w.own__",
         "w.own": "w.own.own",
         "v": "v.own",
         "v.a": "v.a.own",
     }
-    paths = list(found.values())
-    assert not any(a != b and b.startswith(f"{a}.") for a in paths for b in paths)
+    pairs = itertools.permutations(paths.values(), 2)
+    assert not any(b.startswith(f"{a}.") for a, b in pairs)

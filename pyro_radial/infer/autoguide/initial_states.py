@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 from pyro_radial.infer.autoguide.families.family import Family, Site
 
 
-class StartPoints:
+class InitialStates:
     """The distributions that a guide's sites start at, and the widths that sites had when they started.
 
     A guide keeps one of these beside its parameters, because a start is given before the parameters exist and the
@@ -48,9 +48,9 @@ class StartPoints:
         if spread is None:
             return
         # One number if all elements are equal, which saves a copy of all scales.
-        first = spread.detach().flatten()[0]
-        all_equal = bool((spread == first).all())
-        self.spreads[site.name] = (first if all_equal else spread.detach()).clone()
+        first_element = spread.detach().flatten()[0]
+        all_equal = bool((spread == first_element).all())
+        self.spreads[site.name] = (first_element if all_equal else spread.detach()).clone()
         if self._take_widths and site.name in self._distributions:
             usual = _spread_of(family, family.initial(site, value))
             if usual is None or not torch.equal(spread, usual):

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Check the values that a user gives to a guide's parameters, and convert them to the space of training."""
+"""Check the values that a user loads into a guide, such as those of a network, and convert them to its parameters."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.distributions import transform_to
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial.infer.autoguide.families.family import LocScale, Site
 from pyro_radial.nn.bayesian_module import BayesianModule, check_fixed, modules_of
 
@@ -42,17 +41,16 @@ def unconstrain_mean(site: Site, shape: torch.Size, value: Tensor) -> Tensor:
 
     :raises ValueError: naming the site, for another shape or a value outside the interior of the support.
     """
-    check_types(Tensor, **{f"state_dict[{site.name!r}]": value})
     if site.transform is not None:
         value = site.transform.inv(value)
     if value.shape != shape:
         raise ValueError(
             f"load_means: site '{site.name}' has shape {tuple(shape)}, its value in state_dict {tuple(value.shape)}"
         )
-    others = int((~value.isfinite()).sum())
-    if others:
+    num_invalid = int((~value.isfinite()).sum())
+    if num_invalid:
         raise ValueError(
-            f"state_dict must have finite values inside the support of site '{site.name}', got {others} of "
+            f"state_dict must have finite values inside the support of site '{site.name}', got {num_invalid} of "
             f"{value.numel()} elements that are not"
         )
     return value
