@@ -46,8 +46,6 @@ MAIN = (
     ("functional.uci", "UCI: a network with a functional prior reaches the log-likelihood of FBNN"),
     ("functional.uci_laplace", "UCI: function-space Laplace against its exact process in log-likelihood, mean"),
     ("compression.lenet_mnist", "LeNet-5 on MNIST, at most 113,148 FLOPs"),
-    ("decisions.bandits", "Bandits: the functional radial posterior has the best mean rank"),
-    ("decisions.optimization", "Optimization, Thompson: of networks"),
     ("guides.step_time", "A step of `AutoRadial, natural gradient, compiled` takes"),
     ("guides.pyro_examples", "A compiled step is at least twice as fast"),
     ("guides.against_numpyro", "A compiled step beats NumPyro's"),

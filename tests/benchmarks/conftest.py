@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.decisions import _tables
-from benchmarks.decisions._tables import Table
 from tutorials import image_sets
 from tutorials.image_sets import Images
 
@@ -19,7 +17,6 @@ NUM_SPLITS = 20
 def tiny_data(tmp_path, monkeypatch):
     """A folder of data as the experiments expect it; images come from memory, since real ones are checked by digest."""
     monkeypatch.setattr(image_sets, "load", tiny_images)
-    monkeypatch.setattr(_tables, "load_table", tiny_table)
     folder = tmp_path / "data"
     write_uci(folder / "uci")
     return folder
@@ -45,11 +42,6 @@ def tiny_fundus_images():
         part[own >= 2, 0] += 0.5
     train, validation, test = zip(pixels, labels, strict=True)
     return Images(tuple("01234"), *train, *test, *validation)
-
-
-def tiny_table(name, data_dir=None):
-    features = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)).round()
-    return Table(features, features[:, 0].long())
 
 
 def write_uci(folder):

@@ -24,7 +24,6 @@ EXPERIMENTS = experiments()
 IN_THE_SUITE = {
     "compression.lenet_mnist",
     "continual.permuted_mnist",
-    "decisions.bandits",
     "distributions.vmf_accuracy",
     "functional.uci",
     "guides.step_time",

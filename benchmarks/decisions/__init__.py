@@ -1,4 +1,0 @@
-# Copyright Contributors to the pyro_radial project.
-# SPDX-License-Identifier: Apache-2.0
-
-"""Deciding under uncertainty."""
