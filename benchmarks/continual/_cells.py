@@ -14,7 +14,6 @@ from benchmarks.common import FIRST_SEED, Job, Results, Row, compute_all, markdo
 from benchmarks.continual._chains import NOTHING, Holding, Keeping, Setting, row_keys
 
 METHODS = ("mean field", "radial normal")
-EXACT = "radial exact"
 FAST = MappingProxyType({"learning_rate": 0.1, "scale_rate": 0.1})
 SCORES = {
     "average_accuracy": "average accuracy",
@@ -109,10 +108,6 @@ def tested_rows(results: Results, cell: Cell, method: str, **where: Any) -> list
     """The rows of a method on test data, in the setting that was chosen."""
     setting, keeping = chosen(results, cell, method, **where)
     return results.where(**where, method=method, measured_on="test", **asdict(setting), **asdict(keeping))
-
-
-def setting_of(row: Row) -> Setting:
-    return Setting(**{name: row[name] for name in asdict(Setting(1))})
 
 
 def keeping_of(row: Row) -> Keeping:

@@ -17,7 +17,6 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
-from torch.distributions import register_kl
 
 from benchmarks.common import Row, flat_images, without_advice_on_widths
 from pyro_radial import (
@@ -39,40 +38,8 @@ from pyro_radial.continual import (
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.recipes import Rates, Recipe
-from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.wrappers import map_leaf
 from pyro_radial.nn import MultiHead, likelihoods
 from tutorials.streams import class_split_stream, permuted_stream
-
-METHODS = ("radial exact", "radial published", "radial normal", "mean field")
-
-
-class PublishedRadial(RadialNormal):
-    """A radial prior under the objective that Farquhar, Osborne and Gal (2020) published, eq. 43 and 44.
-
-    Their "KL" lacks (D - 1) (E log rho_p - E log rho_q), so it can be negative. It is here to repeat their experiment.
-    """
-
-
-@register_kl(RadialNormal, PublishedRadial)
-def published_kl(q: RadialNormal, p: PublishedRadial) -> Tensor:
-    dims = tuple(range(-q.event_dim, 0))
-    ratio, shift = q.scale / p.scale, (q.loc - p.loc) / p.scale
-    terms = 0.5 * (ratio.square() / q.num_elements + shift.square()) - ratio.log()
-    return terms.sum(dims, dtype=torch.double).to(q.loc.dtype) - 0.5
-
-
-class PublishedChain(PriorChain):
-    """A chain whose priors carry the published objective."""
-
-    def advance(self, guide: Any, exclude: Any = None) -> None:
-        """As in the library."""
-        posterior = guide if isinstance(guide, Mapping) else guide.posterior()
-        super().advance({name: map_leaf(published, own) for name, own in posterior.items()}, exclude)
-
-
-def published(radial: RadialNormal) -> PublishedRadial:
-    return PublishedRadial(radial.loc, radial.scale, radial.event_dim)
 
 
 @dataclass(frozen=True)
@@ -167,23 +134,21 @@ LOCAL_NOISE = fields(
 class Keeping:
     """What is kept of each task, and how it is used."""
 
-    use: Literal["nothing", "labels", "functions"] = "nothing"
+    use: Literal["nothing", "functions"] = "nothing"
     #: Of each task.
     coreset: int = 0
     #: Of the KL of functions, and the most inputs in one step.
     function_weight: float | None = None
     max_points: int | None = None
 
-    def options(self, labels: Mapping[str, Any]) -> Coreset | None:
-        """The coreset; ``labels`` are the options of the training on them before each prediction."""
-        if self.use == "functions":
-            return Coreset(self.coreset, use="functions", weight=self.function_weight, max_points=self.max_points)
-        return Coreset(self.coreset, fit_options=labels) if self.use == "labels" else None
+    def options(self) -> Coreset | None:
+        """The coreset."""
+        if self.use == "nothing":
+            return None
+        return Coreset(self.coreset, use="functions", weight=self.function_weight, max_points=self.max_points)
 
     def __str__(self) -> str:
-        if self.use == "functions":
-            return f"{self.coreset} inputs, weight {self.function_weight:g}"
-        return f"{self.coreset} rows" if self.use == "labels" else "nothing"
+        return f"{self.coreset} inputs, weight {self.function_weight:g}" if self.use == "functions" else "nothing"
 
 
 NOTHING = Keeping()
@@ -221,7 +186,7 @@ class Holding(Keeping):
     source: str = "rows"
     inputs: Literal["kept", "current"] = "kept"
 
-    def options(self, labels: Mapping[str, Any]) -> Coreset | None:
+    def options(self) -> Coreset | None:
         """The coreset."""
         if self.use == "nothing":
             return None
@@ -241,8 +206,7 @@ def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: Prio
 
 
 def make_chain(method: str, model: nn.Module, weight: float = 1.0) -> PriorChain:
-    kind = PublishedChain if method == "radial published" else PriorChain
-    return kind(model, "normal" if method == "radial normal" or weight != 1.0 else "exact", weight)
+    return PriorChain(model, "normal" if method == "radial normal" or weight != 1.0 else "exact", weight)
 
 
 def make_net(sizes: Sequence[int], num_heads: int, num_outputs: int) -> nn.Module:
@@ -284,7 +248,6 @@ def learn(
     make_stream: Callable[[], TaskStream],
     sizes: Sequence[int],
     num_samples: int,
-    labels: Mapping[str, Any],
     method: str,
     setting: Setting,
     seed: int,
@@ -294,8 +257,7 @@ def learn(
 ) -> Row:
     """Learn a stream; a killed run goes on from its checkpoints, a folder which is removed at the end.
 
-    ``labels`` are the options of the training on kept rows before each prediction. The seconds are those of the CPU,
-    and of a run that was killed those since then.
+    The seconds are those of the CPU, and of a run that was killed those since then.
     """
     stream = make_stream()
     pyro.clear_param_store()
@@ -310,13 +272,13 @@ def learn(
             chain,
             stream,
             setting.guide(method),
-            coreset=keeping.options(labels),
+            coreset=keeping.options(),
             measure_on=measure_on,
             num_samples=num_samples,
             seed=seed,
             checkpoint=checkpoint,
             progress=False,
-            **setting.training(_is_worth_compiling(stream, keeping)),
+            **setting.training(_is_worth_compiling(stream)),
         )
     seconds = process_time() - began
     rmtree(checkpoint)
@@ -363,9 +325,9 @@ def fine_tuned(
     return measures(matrix) | {"seconds": round(process_time() - began, 1)}
 
 
-def _is_worth_compiling(stream: TaskStream, keeping: Keeping) -> bool:
-    """Some seconds are, but for short trainings, as those on labels; heads whose functions take turns are no graph."""
-    return stream.num_heads == 1 and keeping.use != "labels" and len(stream[0].train[0]) >= 10_000
+def _is_worth_compiling(stream: TaskStream) -> bool:
+    """Return whether steps can be compiled and are many; heads whose functions take turns are not one graph."""
+    return stream.num_heads == 1 and len(stream[0].train[0]) >= 10_000
 
 
 def measures(matrix: AccuracyMatrix) -> Row:

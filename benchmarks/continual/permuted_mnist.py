@@ -106,7 +106,7 @@ def run(
         if method == PLAIN:
             return Job(keys, fine_tuned, (tasks, size.sizes, setting, seed, part))
         checkpoint = results.checkpoint(*keys.values())
-        return Job(keys, learn, (tasks, size.sizes, size.num_samples, {}, *run_of, checkpoint))
+        return Job(keys, learn, (tasks, size.sizes, size.num_samples, *run_of, checkpoint))
 
     compute_cells(results, list(cells(size).values()), job, seeds if form == "default" else 1, workers, threads)
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from benchmarks.common import (
     REGRESSION,
-    Claim,
     Form,
     Job,
     Pair,
@@ -32,7 +31,6 @@ from benchmarks.common import (
     markdown_table,
     paired,
     perceptron,
-    reaches,
     uci_split,
     with_error,
 )
@@ -222,30 +220,6 @@ def train(
                 options=FitOptions(checkpoint_every=500),
             )
     return guide
-
-
-def claims(results: Results) -> list[Claim]:
-    """Compare with the exact process and with published log-likelihoods, and check coverage, on all sets at once."""
-    exact, published, covered = [], [], []
-    for data in results.distinct("data"):
-        ours, theirs = (results.values("log_likelihood", data=data, method=method) for method in (FUNCTIONAL, EXACT))
-        coverage = results.values("coverage", data=data, method=FUNCTIONAL)
-        if reaches(paired(ours, theirs), 0.0):
-            exact.append(data)
-        if reaches(ours, float(FBNN[data][1].split()[0])):
-            published.append(data)
-        if 0.90 <= sum(coverage) / len(coverage) <= 0.98:
-            covered.append(data)
-    number, splits = len(results.distinct("data")), str(len(results.distinct("split")))
-    text = "UCI: a network with a functional prior"
-    return [
-        Claim(f"{text} {what}", goal, f"{len(held)} of {number}: {', '.join(held)}", splits, len(held) == number)
-        for what, goal, held in (
-            ("reaches the log-likelihood of FBNN", "five sets", published),
-            ("reaches the log-likelihood of its exact process", "within one standard error", exact),
-            ("has 95 % intervals with the right coverage", "0.90 to 0.98", covered),
-        )
-    ]
 
 
 def table(results: Results) -> str:

@@ -209,9 +209,7 @@ def run(
 PAIRS = (
     ("nll", NATURAL_RADIAL, SGD),
     ("nll", NATURAL_RADIAL, SGD_DROPOUT),
-    ("nll", NATURAL_RADIAL, NATURAL_MEAN_FIELD),
     ("nll", RADIAL, MEAN_FIELD),
-    ("nll", WIDTHS_RADIAL, NATURAL_RADIAL),
 )
 #: The most that the mean NLL of radial posteriors is to be.
 TARGET = 0.245

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from benchmarks.common import Claim, Form, Results, Row, main
+from benchmarks.common import Form, Results, Row, main
 from benchmarks.uncertainty._augmentation import shifted_and_mirrored
 from benchmarks.uncertainty._comparison import (
     SCORES,
@@ -23,7 +23,6 @@ from benchmarks.uncertainty._comparison import (
     Study,
     candidates_table,
     choices,
-    compared_pairs,
     counted,
     described,
     images_of,
@@ -165,14 +164,6 @@ def run(
 
 
 #: A score of one method lower than that of another.
-PAIRS = (("nll", NATURAL_RADIAL, SGD),)
-
-
-def claims(results: Results) -> list[Claim]:
-    """Compare radial posteriors with the plain network, seed by seed."""
-    return compared_pairs(results, "A residual network on Fashion-MNIST", PAIRS)
-
-
 def report(results: Results) -> str:
     """Report scores by method."""
     size = results.setting

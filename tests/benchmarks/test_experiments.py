@@ -13,7 +13,7 @@ import scipy
 import torch
 
 from benchmarks.common import Claim, Results
-from benchmarks.report import HERE, MAIN, PAGE, committed, experiments, is_main, page
+from benchmarks.report import HERE, MAIN, PAGE, claims_of, committed, experiments, is_main, page
 
 pytestmark = pytest.mark.site
 
@@ -57,7 +57,7 @@ def options_of(experiment, **wanted):
 def test_experiments_are_found_by_their_place():
     subjects = {path.parent.name for path in HERE.glob("*/__init__.py")}
     assert subjects == {subject_of(experiment) for experiment in EXPERIMENTS}
-    assert all(hasattr(experiment, part) for experiment in EXPERIMENTS for part in ("run", "report", "claims"))
+    assert all(hasattr(experiment, function) for experiment in EXPERIMENTS for function in ("run", "report"))
     assert all(committed(experiment).rows for experiment in EXPERIMENTS)
 
 
@@ -104,7 +104,7 @@ def test_the_section_of_the_page_names_its_command_and_its_plots(experiment):
 
 @each_experiment
 def test_claims_are_made_of_saved_rows(experiment):
-    for claim in experiment.claims(committed(experiment)):
+    for claim in claims_of(experiment):
         assert isinstance(claim, Claim)
         assert claim.text
         assert claim.ours
@@ -131,8 +131,8 @@ def test_the_page_is_made_of_the_saved_results():
 
 @pytest.mark.parametrize(("name", "words"), MAIN, ids=str)
 def test_each_claim_of_the_summary_is_one_of_its_experiment(name, words):
-    (experiment,) = (found for found in EXPERIMENTS if found.__name__.endswith(f".{name}"))
-    claims = experiment.claims(committed(experiment))
+    (experiment,) = (candidate for candidate in EXPERIMENTS if candidate.__name__.endswith(f".{name}"))
+    claims = claims_of(experiment)
     assert [claim.text for claim in claims if is_main(name, claim) and claim.text.startswith(words)][1:] == []
     assert any(claim.text.startswith(words) for claim in claims)
 
