@@ -195,9 +195,9 @@ def removable_groups(
     names = {module: name for name, module in network.named_modules()}
     for dependent in _trace(network, example).get_all_groups():
         scores = importance(dependent)
-        if scores is None:
-            continue
         sections = max(_sections(item.dep.target.module) for item in dependent)
+        if scores is None or len(scores) % sections:
+            continue
         by_section = scores.reshape(sections, -1).mean(0)
         group = ChannelGroup(names[dependent[0].dep.target.module], by_section, sections)
         if len(by_section) > 1 and _runs_without(network, example, group):

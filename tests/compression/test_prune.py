@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch_pruning
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -181,6 +182,24 @@ def test_the_smaller_network_computes_what_the_whole_one_does_without_the_remove
     expected = without_reading(whole, removed, readers)(x)
     torch.testing.assert_close(smaller(x), expected)
     assert not torch.allclose(smaller(x), whole(x))
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+@torch.no_grad()
+def test_convolutions_with_groups_lose_as_many_channels_in_each(groups):
+    torch.manual_seed(0)
+    between = nn.Conv2d(8, 8, 3, groups=groups, bias=False)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), between, nn.ReLU(), nn.Conv2d(8, 3, 2), nn.Flatten()).eval()
+    x = torch.randn(4, 1, 6, 6)
+    removable = removable_groups(net, x, torch_pruning.importance.RandomImportance())
+    assert [group.sections for group in removable] == ([2, 2] if groups == 2 else [1])
+    for group in removable:
+        channels = group.channels(torch.tensor([1]))
+        zeroed = copy.deepcopy(net)
+        zeroed.get_submodule(group.layer).register_forward_hook(
+            lambda layer, inputs, output, channels=channels: output.index_fill(1, torch.tensor(channels), 0.0)
+        )
+        torch.testing.assert_close(remove_channels(net, x, {group.layer: channels})(x), zeroed(x))
 
 
 def test_networks_of_all_kinds_are_pruned_within_the_tolerance(case):
