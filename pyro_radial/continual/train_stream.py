@@ -245,7 +245,7 @@ class _StreamTraining:
             x, y = getattr(task, role)
             f = self._predict(self.chain, _guide_without_sites, task, x[:1], 1).samples[0]
             try:
-                self.chain.likelihood.check_target(f.expand(len(y), *f.shape[1:]), y.to(f.device))
+                self.chain.likelihood.read_target(f.expand(len(y), *f.shape[1:]), y.to(f.device))
             except ValueError as error:
                 raise ValueError(f"task {task.name!r}: {role}: {error}") from error
         # Heads may differ in their numbers of outputs.

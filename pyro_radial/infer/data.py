@@ -17,7 +17,6 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 from pyro_radial._pyro.checks import kind_of
 from pyro_radial._pyro.compat import tree_leaves, tree_map, tree_map_only
 from pyro_radial._pyro.types import Batch
-from pyro_radial.nn.named_likelihoods import split_missing
 
 #: A batch of one kind, such as a tensor.
 Part = TypeVar("Part", bound=Batch)
@@ -196,7 +195,7 @@ def _fill_missing(y: Batch) -> Batch:
     """Return targets with zeros in place of the missing targets of named outputs."""
     if not isinstance(y, dict):
         return y
-    return tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y)
+    return tree_map_only(Tensor, lambda tensor: tensor.masked_fill(tensor.isnan(), 0), y)
 
 
 def num_rows(x: Batch) -> int:

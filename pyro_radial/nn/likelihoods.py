@@ -3,7 +3,7 @@
 
 """Likelihoods: the distribution of the targets given the output of a network."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyro
@@ -26,8 +26,6 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
-    "MaskedCategorical",
-    "MaskedGaussian",
     "NegativeBinomial",
     "Poisson",
 ]
@@ -35,7 +33,7 @@ __all__ = [
 #: The deterministic site that records the network's output, the values of a function.
 FUNCTION_SITE = "f"
 
-#: The integer that stands for a missing target, as in torch's losses; a missing real target is NaN.
+#: The label that stands for a missing one, as in torch's losses; other missing targets are NaN.
 MISSING_LABEL = -100
 
 TARGET: Any = {"is_target": True}
@@ -47,7 +45,7 @@ def is_target(site: Mapping[str, Any]) -> bool:
 
 
 class Likelihood(UniquelyNamed):
-    """Base class: a distribution of targets ``y`` given a network's output ``f``.
+    r"""Base class: a distribution of targets ``y`` given a network's output ``f``.
 
     It makes the plate over data, ``"data"`` at dim -1. With targets of B of the N training points it scales their
     log-likelihood by N/B, so that a loss is that of the whole data set. Without ``num_data``, :func:`~pyro_radial.fit`
@@ -55,6 +53,11 @@ class Likelihood(UniquelyNamed):
     under ``pyro.plate("data", len(y))``. Give ``num_data`` if you train on mini-batches with your own ``SVI``.
 
     The deterministic site ``"f"`` records the output ``[*draws, B, *outputs]``; the site ``"y"`` holds the targets.
+
+    A target that is NaN, or a label that is -100, is missing: it adds nothing to the log-likelihood. The scale stays
+    N/B, so a mini-batch is an unbiased estimate of the sum over all observed targets.
+
+    .. math:: \log p(y \mid f) = \sum_{k:\ y_k\ \mathrm{observed}} \log p(y_k \mid f)
 
     A subclass defines :meth:`observation` and :meth:`inverse_link` and may override :meth:`noise`,
     :meth:`target_shape` and :meth:`predictive_entropy`.
@@ -108,7 +111,8 @@ class Likelihood(UniquelyNamed):
 
         :param torch.Tensor f: the network's output, ``[*draws, B, *outputs]``.
         :param torch.Tensor y: the targets, ``[B, *target]``, or None to sample them.
-        :param torch.Tensor observed: whether each target counts, of the shape of ``y``; all do by default.
+        :param torch.Tensor observed: whether each target counts, of the shape of ``y``; by default all that are not
+            missing do.
         :returns: the value of the site ``"y"``.
         :raises ValueError: naming the argument whose shape, dtype or number does not fit.
         """
@@ -118,7 +122,7 @@ class Likelihood(UniquelyNamed):
         num_data = size
         if y is not None:
             check_types(Tensor, y=y)
-            y = self.check_target(f, y)
+            y, observed = self.read_target(f, y, observed)
             num_data = self.num_data or size
             if size > num_data:
                 origin = (
@@ -131,7 +135,9 @@ class Likelihood(UniquelyNamed):
         rows = torch.arange(size, device=f.device)
         with pyro.plate("data", num_data, subsample=rows, dim=-1):
             f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
-            targets = masked(self.observation(f, **noise), observed, y)
+            targets = self.observation(f, **noise)
+            if observed is not None:
+                targets = masked(targets, observed)
             return pyro.sample("y", targets, obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
@@ -189,8 +195,35 @@ class Likelihood(UniquelyNamed):
                 f"f must have at least one row at site {FUNCTION_SITE!r}, got shape {tuple(f.shape)}"
             )
 
+    def is_missing(self, y: Tensor) -> Tensor:
+        """Return whether each target is missing: NaN."""
+        return y.isnan()
+
+    def read_target(
+        self, f: Tensor, y: Tensor, observed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the targets as :meth:`check_target` does, with zeros for unobserved ones, and which are observed.
+
+        :param torch.Tensor observed: which targets count; by default all that are not missing.
+        :raises ValueError: naming ``y`` or ``observed``; also if all targets are missing.
+        """
+        if observed is None:
+            observed = ~self.is_missing(y)
+            check_any_observed([observed])
+        elif observed.dtype != torch.bool or observed.numel() != y.numel():
+            got = f"{observed.dtype} of shape {tuple(observed.shape)}"
+            raise ValueError(
+                f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}"
+            )
+        # Even where it is masked, the density at NaN has a gradient of NaN.
+        y = self.check_target(f, y.masked_fill(~observed.reshape(y.shape), 0))
+        return y, observed.reshape(y.shape)
+
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return the targets in the dtype and shape of this distribution, or raise a ValueError that names ``y``."""
+        """Return the targets in the dtype and shape of this distribution, or raise a ValueError that names ``y``.
+
+        Targets must not be missing here.
+        """
         self.check_target_dtype(y)
         wanted = self.target_shape(f)
         if y.shape == wanted[:-1] and wanted[1:] == (1,):
@@ -230,6 +263,10 @@ class Categorical(Likelihood):
     ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are always the last dim: for
     many labels per point, as with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
+    A label of -100, the ``ignore_index`` of torch's losses, is missing, such as the padding of a text. With tokens,
+    ``event_dim=2``, the number of data counts rows, so the loss is that of whole texts. Predictions know no targets:
+    their entropy and mutual information are sums over all labels.
+
     :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`; the classes count as one dim.
 
@@ -240,6 +277,11 @@ class Categorical(Likelihood):
     """
 
     min_event_dim = 1
+
+    def is_missing(self, y: Tensor) -> Tensor:
+        """Return whether each label is missing: -100."""
+        # In uint8, -100 would be the label 156.
+        return y.long() == MISSING_LABEL
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the categorical distribution with logits ``f``."""
@@ -285,42 +327,6 @@ class Categorical(Likelihood):
         check_values(
             (y >= 0) & (y < number), y, f"labels from 0 to {number - 1}, of {number} classes,"
         )
-
-
-class MaskedCategorical(Categorical):
-    r"""Labels of which some do not count, such as the tokens of a text without its padding.
-
-    .. math:: \log p(y \mid f) = \sum_{t:\ y_t \neq -100} \log \mathrm{softmax}(f_t)_{y_t}
-
-    Mark labels that do not count by -100, the ``ignore_index`` of torch's losses. For tokens take ``event_dim=2``:
-    ``f`` is ``[B, T, K]`` and ``y`` is ``[B, T]``. The number of data counts rows, so the loss is that of whole texts.
-    Predictions know no targets: their entropy and mutual information are sums over all T labels.
-
-    :param int num_data: see :class:`Likelihood`.
-    :param int event_dim: as of :class:`Categorical`.
-
-    Example::
-
-        >>> y = torch.tensor([[0, -100]])
-        >>> MaskedCategorical(event_dim=2).observation(torch.zeros(1, 2, 3)).log_prob(y)
-        tensor([-1.0986])
-    """
-
-    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """Return the categorical distribution with logits ``f``, and a log density of zero at -100."""
-        return _MaskedCategorical(logits=f, validate_args=False).to_event(self.event_dim - 1)
-
-    def check_target_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise a ValueError for a label out of range other than -100."""
-        super().check_target_values(f, torch.where(y != MISSING_LABEL, y, 0))
-
-
-class _MaskedCategorical(dist.Categorical):
-    """A categorical distribution that ignores labels of -100."""
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        there = value != MISSING_LABEL
-        return torch.where(there, super().log_prob(torch.where(there, value, 0)), 0.0)
 
 
 class Bernoulli(Likelihood):
@@ -422,40 +428,6 @@ class Gaussian(Likelihood):
         else:
             scale = _like(f, self.scale)
         return {"scale": pyro.deterministic("noise_scale", scale)}
-
-
-class MaskedGaussian(Gaussian):
-    r"""A normal likelihood that ignores unobserved targets, such as the rewards of arms that a bandit did not pull.
-
-    .. math:: \log p(y \mid f) = \sum_{k:\ y_k \neq \mathrm{NaN}} \log N(y_k;\ f_k, \sigma^2)
-
-    Mark unobserved elements of ``y`` by NaN. The arguments are those of :class:`Gaussian`.
-
-    Example::
-
-        >>> y = torch.tensor([[float("nan"), 1.0]])
-        >>> MaskedGaussian().observation(torch.zeros(1, 2), scale=torch.tensor(1.0)).log_prob(y)
-        tensor([-1.4189])
-    """
-
-    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """Return the normal distribution around ``f``, with a log density of zero at NaN."""
-        scale = self._of_outputs(noise["scale"])
-        return _MaskedNormal(f, scale, validate_args=False).to_event(self.event_dim)
-
-    def check_target_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise a ValueError if ``y`` holds an infinite value."""
-        check_values(~y.isinf(), y, "finite values, or NaN where nothing was observed")
-
-
-class _MaskedNormal(dist.Normal):
-    """A normal distribution that ignores NaN (unobserved) values."""
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        observed = ~value.isnan()
-        # The gradient of a density at NaN would be NaN even where it is masked.
-        density: Tensor = super().log_prob(torch.where(observed, value, self.loc.detach()))
-        return torch.where(observed, density, 0.0)
 
 
 class HeteroscedasticGaussian(Likelihood):
@@ -584,23 +556,15 @@ class NegativeBinomial(Poisson):
         return {"concentration": pyro.deterministic("concentration", concentration)}
 
 
-def masked(distribution: Any, observed: Tensor | None, y: Tensor | None) -> Any:
+def masked(distribution: Any, observed: Tensor) -> Any:
     """Leave out the densities of targets that are not observed; dependent targets are left out together."""
-    if observed is None or y is None:
-        return distribution
-    check_types(Tensor, observed=observed)
-    if observed.dtype != torch.bool or observed.numel() != y.numel():
-        got = f"{observed.dtype} of shape {tuple(observed.shape)}"
-        raise ValueError(
-            f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}"
-        )
     dims = 0
     if isinstance(distribution, dist.Independent):
         dims = distribution.reinterpreted_batch_ndims
         distribution = distribution.base_dist
-    batch_shape = y.shape[: y.dim() - distribution.event_dim]
-    whole = observed.reshape(*batch_shape, -1).all(-1)
-    return distribution.mask(whole).to_event(dims)
+    if distribution.event_dim:
+        observed = observed.flatten(-distribution.event_dim).all(-1)
+    return distribution.mask(observed).to_event(dims)
 
 
 def _like(f: Tensor, number: float | Tensor) -> Tensor:
@@ -625,9 +589,17 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         place = tuple((~allowed).nonzero()[0].tolist())
         value = y[place].item()
-        is_missing = value == MISSING_LABEL and not y.is_floating_point()
-        hint = "; MaskedCategorical ignores such labels" if is_missing else ""
-        raise ValueError(f"y must hold {wanted} for site 'y', got {value} at {list(place)}{hint}")
+        raise ValueError(f"y must hold {wanted} for site 'y', got {value} at {list(place)}")
+
+
+def check_any_observed(masks: Iterable[Tensor]) -> None:
+    """Raise a ValueError if no target of a batch is observed, if Pyro's validation is on."""
+    if pyro.settings.get("validate_distributions_pyro") and not any(
+        bool(observed.any()) for observed in masks
+    ):
+        raise ValueError(
+            "y must hold at least one target in each batch, got only missing ones; leave out such rows"
+        )
 
 
 def set_num_data(model: object, num_data: int) -> None:

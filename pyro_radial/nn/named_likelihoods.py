@@ -7,22 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import pyro
-import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.types import Message
-from pyro_radial.nn.likelihoods import FUNCTION_SITE, MISSING_LABEL, Likelihood
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, check_any_observed
 
 
 class NamedLikelihoods(nn.Module):
     """Observe each output of a network under its own likelihood.
 
     The sites and the plate of an output have its name in front, as in ``"energy.f"``, ``"energy.y"`` and
-    ``"energy.data"``. A missing target adds nothing to the log-likelihood. The scale stays N/B, so a mini-batch is an
-    unbiased estimate of the sum over all targets that are there.
+    ``"energy.data"``. Targets may be missing, as for any :class:`~pyro_radial.nn.likelihoods.Likelihood`.
 
     :param Mapping likelihoods: a :class:`~pyro_radial.nn.likelihoods.Likelihood` for each output, by name.
     :raises ValueError: naming ``likelihood``, for no entries, other names or values, or one object under two names.
@@ -49,7 +46,7 @@ class NamedLikelihoods(nn.Module):
     ) -> dict[str, Tensor]:
         """Record all outputs and observe or sample all targets, by name."""
         f = self.function_values(f)
-        targets = {} if y is None else self._split_targets(y)
+        targets = {} if y is None else self.read_target(f, y)
         result = {}
         for name, likelihood in self.by_name.items():
             with _in_errors(name), _Prefixed(name):
@@ -69,11 +66,23 @@ class NamedLikelihoods(nn.Module):
                 result[name] = likelihood.function_values(f[name])
         return result
 
-    def check_target(self, f: Mapping[str, Tensor], y: object) -> None:
-        """Raise a ValueError if targets do not fit these outputs, or all are missing."""
-        for name, (target, _) in self._split_targets(y).items():
+    def read_target(self, f: Mapping[str, Tensor], y: object) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return each output's targets and which are observed, as :meth:`Likelihood.read_target` does."""
+        if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
+            got = list(y) if isinstance(y, Mapping) else type(y).__name__
+            raise ValueError(
+                f"y must be a dict with targets for {list(self.by_name)}, NaN if missing, got {got}"
+            )
+        check_types(Tensor, **{f"y[{name!r}]": target for name, target in y.items()})
+        observed = {
+            name: ~likelihood.is_missing(y[name]) for name, likelihood in self.by_name.items()
+        }
+        check_any_observed(observed.values())
+        targets = {}
+        for name, likelihood in self.by_name.items():
             with _in_errors(name):
-                self.by_name[name].check_target(f[name], target)
+                targets[name] = likelihood.read_target(f[name], y[name], observed[name])
+        return targets
 
     @property
     def noise_sites(self) -> dict[str, str]:
@@ -93,28 +102,6 @@ class NamedLikelihoods(nn.Module):
             for argument, value in own.items():
                 noise[f"{name}.{argument}"] = value
         return noise
-
-    def _split_targets(self, y: object) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return, for each output, its targets with zeros for missing ones, and a mask of those that are there."""
-        if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
-            got = list(y) if isinstance(y, Mapping) else type(y).__name__
-            raise ValueError(
-                f"y must be a dict with targets for {list(self.by_name)}, NaN if missing, got {got}"
-            )
-        check_types(Tensor, **{f"y[{name!r}]": target for name, target in y.items()})
-        found = {name: split_missing(y[name]) for name in self.by_name}
-        checks = pyro.settings.get("validate_distributions_pyro")
-        if checks and not any(bool(there.any()) for _, there in found.values()):
-            raise ValueError(
-                "y must hold at least one target in each batch, got only missing ones; leave out such rows"
-            )
-        return found
-
-
-def split_missing(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return targets with zeros where they are missing (NaN, or -100 among integers), and which are there."""
-    there = ~y.isnan() if y.is_floating_point() else y != MISSING_LABEL
-    return torch.where(there, y, torch.zeros_like(y)), there
 
 
 def function_sites(likelihood: object, function_site: str) -> Any:

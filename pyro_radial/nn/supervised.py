@@ -34,7 +34,7 @@ class SupervisedModel(nn.Module):
 
     A network with several outputs returns them in a dict. ``likelihood`` and the targets are then dicts of the same
     names, :func:`~pyro_radial.predict` returns a prediction for each, and the sites are ``"name.f"`` and ``"name.y"``.
-    Targets may be missing, NaN or, among integers, -100: they add nothing, and a mini-batch keeps its scale N/B.
+    Targets may be missing, NaN, or -100 among labels: they add nothing, and a mini-batch keeps its scale N/B.
     If the output has an attribute ``logits``, as in models of `transformers`, a single likelihood takes the logits.
 
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a

@@ -17,9 +17,9 @@ from pyro_radial._pyro.checks import held_numbers, proper_fraction
 from pyro_radial.infer.data import Rows, as_inputs, move
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.nn.likelihoods import MISSING_LABEL, Categorical
+from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.nn.modules import device_of, dtype_of
-from pyro_radial.nn.named_likelihoods import NamedLikelihoods, split_missing
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
 from pyro_radial.uncertainty.intervals import (
     crps_from_draws,
@@ -153,7 +153,7 @@ def evaluate(
     if not isinstance(likelihood, NamedLikelihoods):
         return _evaluation(inside, outside, y, level)
     samples = {name: prediction.samples for name, prediction in inside.items()}
-    likelihood.check_target(samples, move(y, device_of(guide, model)))
+    likelihood.read_target(samples, move(y, device_of(guide, model)))
     found = Evaluations()
     for name in likelihood.by_name:
         of_others = None if outside is None else outside[name]
@@ -170,15 +170,21 @@ def _evaluation(
 ) -> Evaluation:
     """Compute the scores of one output from the predictions of test inputs, and of others if they are given."""
     targets = held_numbers("test", y, device=inside.samples.device)
-    if output is not None:
-        there = split_missing(targets)[1].reshape(len(targets), -1).all(-1)
-        if not bool(there.any()):
-            raise ValueError(f"test must have targets of output {output!r}, got only missing ones")
-        targets = targets[there]
-        inside = replace(inside, samples=inside.samples[:, there])
     likelihood = inside.likelihood
-    targets = likelihood.check_target(inside.samples, targets)
     of_classes = _of_classes(inside)
+    missing = likelihood.is_missing(targets).reshape(len(targets), -1)
+    # Rows of several labels are scored by the labels that they have.
+    is_scored = ~(missing.all(-1) if of_classes else missing.any(-1))
+    if not bool(is_scored.any()):
+        of_output = "" if output is None else f" of output {output!r}"
+        raise ValueError(f"test must have targets{of_output}, got only missing ones")
+    if not bool(is_scored.all()):
+        targets = targets[is_scored]
+        inside = replace(inside, samples=inside.samples[:, is_scored])
+    if of_classes:
+        likelihood.read_target(inside.samples, targets)
+    else:
+        targets = likelihood.check_target(inside.samples, targets)
     if outside is not None and of_classes and likelihood.event_dim > 1:
         raise ValueError(
             f"ood must be None for many labels per point (event_dim={likelihood.event_dim})"
@@ -253,13 +259,13 @@ def _of_classes(prediction: Prediction) -> bool:
 
 def _by_label(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Prediction]:
     """Return the labels that count, each as a point of its own, and their prediction."""
-    there = labels.flatten() != MISSING_LABEL
-    if not there.any():
-        raise ValueError("test must hold at least one label that counts, got only -100")
+    labels = labels.flatten()
     samples = prediction.samples.flatten(1, -2)
-    if not there.all():
-        samples = samples[:, there]
-    return labels.flatten()[there], replace(prediction, samples=samples, likelihood=Categorical())
+    observed = ~prediction.likelihood.is_missing(labels)
+    if not observed.all():
+        labels = labels[observed]
+        samples = samples[:, observed]
+    return labels, replace(prediction, samples=samples, likelihood=Categorical())
 
 
 def _choose_draws(prediction: Prediction, chosen: Tensor | slice) -> Prediction:

@@ -76,7 +76,7 @@ def tokens():
     x = inputs()
     y = x["input_ids"].roll(-1, 1).masked_fill(x["attention_mask"].roll(-1, 1) == 0, -100)
     y[:, -1] = -100
-    return net, SupervisedModel(bnn, likelihoods.MaskedCategorical(event_dim=2)), x, y
+    return net, SupervisedModel(bnn, likelihoods.Categorical(event_dim=2)), x, y
 
 
 @pytest.mark.parametrize("task", [classes, tokens])

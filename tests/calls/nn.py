@@ -74,8 +74,6 @@ TARGETS = {
     "Categorical": (torch.ones(4, dtype=torch.long), some(torch.full((4,), 2), torch.eye(2)[[0, 1, 0, 1]])),
     "Gaussian": (torch.ones(4, 2), {}),
     "HeteroscedasticGaussian": (torch.ones(4, 1), {}),
-    "MaskedCategorical": (torch.tensor([1, -100, 0, -100]), some(torch.full((4,), 2))),
-    "MaskedGaussian": (torch.full((4, 2), NAN), some(torch.full((4, 2), math.inf))),
     "NegativeBinomial": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
     "Poisson": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
 }
@@ -83,7 +81,6 @@ TARGETS = {
 ANY_OUTPUT = ("all nan",)
 TAKEN = {
     "Gaussian": {"y": ("all nan",)},
-    "MaskedGaussian": {"y": ("all nan",)},
     "HeteroscedasticGaussian": {"y": ("all nan", "a dimension too few"), "observed": ("a dimension too few",)},
 }
 
@@ -167,7 +164,7 @@ ROWS = [
     Row("nn.likelihoods.Likelihood", lambda: dict(num_data=100, event_dim=0)),
     *(
         Row(f"nn.likelihoods.{name}", extra={"event_dim": {"zero": 0}} if "Categorical" in name else {})
-        for name in ("Bernoulli", "Categorical", "MaskedCategorical", "NegativeBinomial", "Poisson")
+        for name in ("Bernoulli", "Categorical", "NegativeBinomial", "Poisson")
     ),
     *(
         Row(
@@ -176,7 +173,7 @@ ROWS = [
                 precision_prior=some(dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), torch.ones(2)).to_event(1))
             ),
         )
-        for name in ("Gaussian", "MaskedGaussian")
+        for name in ("Gaussian",)
     ),
     Row("nn.likelihoods.HeteroscedasticGaussian", extra=dict(event_dim={"zero": 0})),
     Row("nn.likelihoods.Likelihood.train_on", lambda: dict(num_data=100), on=lambda: UserLikelihood(num_data=100)),

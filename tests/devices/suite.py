@@ -211,8 +211,6 @@ LIKELIHOODS = {
     "Categorical": (likelihoods.Categorical, 2, lambda y: (y[:, 0] > 0).long()),
     "Gaussian": (likelihoods.Gaussian, 2, lambda y: y),
     "HeteroscedasticGaussian": (likelihoods.HeteroscedasticGaussian, 4, lambda y: y),
-    "MaskedCategorical": (likelihoods.MaskedCategorical, 2, lambda y: (y[:, 0] > 0).long()),
-    "MaskedGaussian": (likelihoods.MaskedGaussian, 2, lambda y: y),
     "NegativeBinomial": (likelihoods.NegativeBinomial, 1, lambda y: y[:, :1].abs().round()),
     "Poisson": (likelihoods.Poisson, 1, lambda y: y[:, :1].abs().round()),
 }

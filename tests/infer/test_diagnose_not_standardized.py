@@ -80,7 +80,7 @@ def test_data_of_about_unit_size_are_not_said(x, y, of_problem):
 
 
 def test_unobserved_targets_and_single_rows_are_not_judged():
-    model = problem(likelihoods.MaskedGaussian())[0]
+    model = problem(likelihoods.Gaussian())[0]
     assert not_standardized(model, X, Y.masked_fill(Y > 0, torch.nan)) is None
     assert not_standardized(model, 1000 * X[:1], Y[:1]) is None
     assert not_standardized(lambda x, y: None, 1000 * X, Y) is None

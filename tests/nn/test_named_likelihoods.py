@@ -16,7 +16,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO, diagnose, fit, predict
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
-from pyro_radial.nn.named_likelihoods import MISSING_LABEL
+from pyro_radial.nn.likelihoods import MISSING_LABEL
 
 NAN = math.nan
 X = torch.linspace(-1.0, 1.0, 18).reshape(6, 3)

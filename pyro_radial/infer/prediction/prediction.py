@@ -17,7 +17,6 @@ from pyro_radial._pyro.checks import held_numbers, positive_count
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.likelihoods import masked
-from pyro_radial.nn.named_likelihoods import split_missing
 
 # Samples are split into this many chunks, since densities make copies; fewer than SMALL numbers are not split.
 CHUNKS, SMALL = 64, 2**14
@@ -153,24 +152,21 @@ class Prediction:
     def log_prob(self, y: Any) -> Tensor:
         """Compute the log predictive density of targets: the log of the mean over draws of the density.
 
-        :param torch.Tensor y: targets ``[N, *target]``, or a NumPy array.
+        :param torch.Tensor y: targets ``[N, *target]``, or a NumPy array; missing ones add nothing.
         :returns: a tensor ``[N]``, in nats.
         """
-        y = held_numbers("y", y, device=self.samples.device)
         return self._log_prob(
-            y, None, lambda of_draws: of_draws.logsumexp(0) - math.log(len(of_draws))
+            "y", y, lambda of_draws: of_draws.logsumexp(0) - math.log(len(of_draws))
         )
 
-    def _log_prob(
-        self, y: Tensor, observed: Tensor | None, combine: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def _log_prob(self, argument: str, y: Any, combine: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the log densities of the observed targets, combined by a function from ``[S, n]`` to ``[n, ...]``."""
         likelihood = self._require("log_prob")
-        y = likelihood.check_target(self.samples, y)
+        y = held_numbers(argument, y, device=self.samples.device)
+        y, observed = likelihood.read_target(self.samples, y, ~likelihood.is_missing(y))
 
         def log_prob(samples: Tensor, rows: slice) -> Tensor:
-            mask = None if observed is None else observed[rows]
-            distribution = masked(likelihood.observation(samples, **self.noise), mask, y[rows])
+            distribution = masked(likelihood.observation(samples, **self.noise), observed[rows])
             return combine(distribution.log_prob(y[rows]))
 
         return self._by_rows(log_prob)
@@ -281,10 +277,9 @@ class Predictions(dict[str, Prediction]):
             raise ValueError(f"y must be a dict with targets for {list(self)}, got {got}")
         total: Any = 0.0
         for name, prediction in self.items():
-            targets = split_missing(
-                held_numbers(f"y[{name!r}]", y[name], device=prediction.samples.device)
+            total = total + prediction._log_prob(
+                f"y[{name!r}]", y[name], lambda of_draws: of_draws.T
             )
-            total = total + prediction._log_prob(*targets, lambda of_draws: of_draws.T)
         return total.logsumexp(-1) - math.log(total.shape[-1])
 
 

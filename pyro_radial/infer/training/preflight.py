@@ -29,7 +29,7 @@ def make_target_check(model: Model, x: Batch) -> Callable[[Batch], None] | None:
         # All outputs have the shape of the first.
         rows = num_rows(y)
         repeated = tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values)
-        network.likelihood.check_target(repeated, y)
+        network.likelihood.read_target(repeated, y)
 
     return check
 
