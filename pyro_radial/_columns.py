@@ -20,8 +20,8 @@ class Columns:
     large number.
 
     A DataFrame of pandas has columns of numbers, and each category of its other columns becomes a column. An array has
-    numbers alone. A missing number becomes the mean, and a column of zeros and ones tells where; a missing category is
-    a category of its own.
+    numbers alone. A missing number becomes the mean, and a column of zeros and ones tells where; missing categories are
+    their own category.
     """
 
     def fit(self, X: Any, weights: np.ndarray) -> "Columns":
@@ -51,14 +51,16 @@ class Columns:
 
     def warn_of_unseen(self, X: Any) -> None:
         """Warn of categories that the training did not have, by column; all columns of such a category are zero."""
-        _, one_hot, places = self._encoder.transformers_[1]
-        for place, known in zip(places, getattr(one_hot, "categories_", ()), strict=False):
-            column = X.iloc[:, place]
-            unseen = {*column.dropna()} - {*known}
+        _, one_hot, indices = self._encoder.transformers_[1]
+        for index, training_categories in zip(
+            indices, getattr(one_hot, "categories_", ()), strict=False
+        ):
+            column = X.iloc[:, index]
+            unseen = {*column.dropna()} - {*training_categories}
             if unseen:
                 warnings.warn(
                     f"X: column {column.name!r} has categories that training did not have, "
-                    f"{sorted(map(str, unseen))}; the network takes them for none of those it knows",
+                    f"{sorted(map(str, unseen))}; the network treats them as unknown",
                     stacklevel=5,
                 )
 
@@ -78,14 +80,14 @@ def _encoder_of(X: Any) -> ColumnTransformer:
     dtypes = X.dtypes if hasattr(X, "iloc") else [np.dtype(float)] * X.shape[1]
     numbers = []
     categories = []
-    for place, dtype in enumerate(dtypes):
+    for index, dtype in enumerate(dtypes):
         if dtype.kind in "mM":
-            name = X.columns[place]
+            name = X.columns[index]
             raise ValueError(f"X: column {name!r} must hold numbers or categories, got {dtype}")
         if dtype.kind in "biufc":
-            numbers.append(place)
+            numbers.append(index)
         else:
-            categories.append(place)
+            categories.append(index)
     one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
     return ColumnTransformer(
         [("numbers", FunctionTransformer(_floats), numbers), ("categories", one_hot, categories)]
@@ -95,8 +97,8 @@ def _encoder_of(X: Any) -> ColumnTransformer:
 def _floats(X: Any) -> np.ndarray:
     """Return the columns of a table or an array as floats, with NaN where they are missing."""
     columns = []
-    for place, name in enumerate(_names(X)):
-        column = X.iloc[:, [place]] if hasattr(X, "iloc") else X[:, [place]]
+    for index, name in enumerate(_names(X)):
+        column = X.iloc[:, [index]] if hasattr(X, "iloc") else X[:, [index]]
         try:
             columns.append(check_array(column, dtype=np.float64, ensure_all_finite="allow-nan"))
         except (TypeError, ValueError) as error:

@@ -145,8 +145,8 @@ class _BayesianEstimator(BaseEstimator):
         """Read something from the predictions of all rows, some rows at a time."""
         x = self._read_columns(X)
         chunks = gen_batches(len(x), CHUNK_SIZE)
-        parts = [read(self.functions_.predict(x[rows])) for rows in chunks]
-        return torch.cat(parts).double().cpu().numpy()
+        values = [read(self.functions_.predict(x[rows])) for rows in chunks]
+        return torch.cat(values).double().cpu().numpy()
 
 
 class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
@@ -278,7 +278,9 @@ class BayesianRegressor(RegressorMixin, _BayesianEstimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean of each row's targets and, if asked, their standard deviation with the noise."""
         check_flag("return_std", return_std)
-        moments = self._predict(X, lambda found: torch.stack([found.mean, found.variance], 1))
+        moments = self._predict(
+            X, lambda prediction: torch.stack([prediction.mean, prediction.variance], 1)
+        )
         mean = self._in_units(moments[:, 0])
         if not return_std:
             return mean

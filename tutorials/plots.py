@@ -47,7 +47,7 @@ def plot_referral(curves, score="Score", ax=None) -> Axes:
     """
     ax = new_figure(5.0, 3.6).add_subplot() if ax is None else ax
     for index, (name, curve) in enumerate(curves.items()):
-        share, value, error = 100 * curve.share, curve.score, curve.stderr
+        share, value, error = 100 * curve.referred, curve.score, curve.stderr
         color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
         ax.plot(share, value, color=color, marker=marker, markersize=4.5, linewidth=1.5, label=name)
         ax.fill_between(share, value - error, value + error, color=color, alpha=0.2, linewidth=0)

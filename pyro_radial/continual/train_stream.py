@@ -278,7 +278,7 @@ class _StreamTraining:
         """Let the network use the head of a task; a ValueError names the task if there is no such head."""
         if task.head or any(isinstance(module, MultiHead) for module in submodules(self.chain)):
             try:
-                use_head(self.chain, task.head, also=other_heads)
+                use_head(self.chain, task.head, other_heads=other_heads)
             except ValueError as error:
                 raise ValueError(
                     f"task {task.name!r} uses head {task.head}, but {error}"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.wrappers import to_like
+from pyro_radial.nn.fixed_tensors import FixedTensors, copy_tensor
 from pyro_radial.nn.functional_net import (
     Arguments,
     FunctionalNet,
@@ -27,7 +28,6 @@ from pyro_radial.nn.functional_net import (
     unflatten,
 )
 from pyro_radial.nn.local.local_layers import LocalLayers, ParameterSites
-from pyro_radial.nn.own_tensors import OwnTensors, copy_tensor
 from pyro_radial.nn.site_priors import (
     ParameterPrior,
     Select,
@@ -93,8 +93,8 @@ class BayesianModule(UniquelyNamed):
         self._functional = FunctionalNet(net)
         self._local = LocalLayers(self._functional.skeleton, self._shapes)
         _make_gradients_dense(net, self._functional.skeleton, selected)
-        self._own = OwnTensors(net, self._shapes)
-        self.net = self._own.root
+        self._fixed = FixedTensors(net, self._shapes)
+        self.net = self._fixed.root
         # A module becomes a submodule here, so its parameters are trained and known to Pyro.
         self.prior: Any = prior
         # The distribution of each parameter, or None for a prior that makes its own sites.
@@ -166,7 +166,7 @@ class BayesianModule(UniquelyNamed):
         if sites.noises:
             sites.check(values)
             return self._local.output(
-                self._output, self._own.fixed, values, sites, Arguments(args, kwargs)
+                self._output, self._fixed.untrained, values, sites, Arguments(args, kwargs)
             )
         return self.at(values, *args, **kwargs)
 
@@ -212,11 +212,11 @@ class BayesianModule(UniquelyNamed):
 
         :param within: makes the context of the call from the network's tensors; see :meth:`FunctionalNet.single`.
         """
-        tensors = {**self._own.trained(), **self._own.fixed(), **shared}
+        tensors = {**self._fixed.trained(), **self._fixed.untrained(), **shared}
         if draws:
             return unflatten(self._functional.many(tensors, drawn, inputs, within), draws)
         output = self._functional.single(tensors, inputs, within)
-        self._own.keep_new_buffers(tensors)
+        self._fixed.keep_new_buffers(tensors)
         return output
 
     @pyro_method
@@ -240,7 +240,7 @@ class BayesianModule(UniquelyNamed):
         with torch.no_grad(), poutine.block():
             for name in self._shapes:
                 tensors[name] = copy_tensor(self._value_in(name, draw))
-        frozen = self._own.fixed()
+        frozen = self._fixed.untrained()
         for name, _ in self.skeleton.named_parameters():
             tensors[name] = nn.Parameter(tensors[name], requires_grad=name not in frozen)
         net = self._functional.module(tensors)
@@ -259,7 +259,7 @@ class BayesianModule(UniquelyNamed):
     def fixed_tensors(self) -> dict[str, Tensor]:
         """Copy the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
         with poutine.block():
-            tensors = {**self._own.trained(), **self._own.fixed()}
+            tensors = {**self._fixed.trained(), **self._fixed.untrained()}
         return {name: copy_tensor(tensor) for name, tensor in tensors.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
@@ -319,17 +319,19 @@ def check_fixed(
     :param str argument: the name of the argument that holds the tensors, for the error.
     :param sites: names of sites, which may be among the tensors with any value.
     """
-    own = bnn.fixed_tensors()
-    known = bnn.skeleton.state_dict()
-    others = []
+    fixed_tensors = bnn.fixed_tensors()
+    network_names = bnn.skeleton.state_dict()
+    differing = []
     for name, tensor in tensors.items():
-        fits = torch.equal(own[name], tensor.to(own[name])) if name in own else name in known
-        if name not in sites and not fits:
-            others.append(name)
-    if others:
+        is_equal = name in network_names
+        if name in fixed_tensors:
+            is_equal = torch.equal(fixed_tensors[name], tensor.to(fixed_tensors[name]))
+        if name not in sites and not is_equal:
+            differing.append(name)
+    if differing:
         raise ValueError(
             f"{argument} must have the buffers and fixed parameters that BayesianModule(net) has "
-            f"copied, got other values of {others}: make the model from the trained network"
+            f"copied, got other values of {differing}: make the model from the trained network"
         )
 
 

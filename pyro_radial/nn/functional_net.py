@@ -57,7 +57,7 @@ class FunctionalNet:
     def __init__(self, net: nn.Module) -> None:
         self.skeleton = _make_skeleton(net)
         self.batching = "vmap"
-        self._said_statistics_are_frozen = False
+        self._has_warned_of_statistics = False
         # With activation checkpointing parts of the network run again in the backward pass. Each call then needs its
         # own modules, which still have its tensors.
         self._recomputes = False
@@ -77,8 +77,12 @@ class FunctionalNet:
         layers, and calls no module in a layer's place.
         """
         inputs = tree_map_only(Tensor, torch.clone, inputs)
-        given = dict(tensors)
-        buffers = [given[name] for name, _ in self.skeleton.named_buffers() if name in given]
+        original_tensors = dict(tensors)
+        buffers = [
+            original_tensors[name]
+            for name, _ in self.skeleton.named_buffers()
+            if name in original_tensors
+        ]
         if not self._recomputes:
             try:
                 with (
@@ -94,7 +98,7 @@ class FunctionalNet:
             except RuntimeError:
                 # Perhaps activation checkpointing, which needs the hooks. The call starts again where it was; a mistake
                 # in it raises here again, and then nothing is remembered.
-                tensors.update(given)
+                tensors.update(original_tensors)
         with WITHOUT_FASTPATH, within(tensors):
             net = self.module(tensors)
             output = net(*inputs.args, **inputs.kwargs)
@@ -115,22 +119,24 @@ class FunctionalNet:
         ``drawn`` are tensors ``[N, *shape]``, one slice for each set. A TypeError if the network returns something else
         than tensors and plain data, nested in any way.
         """
-        with _frozen_statistics(self.skeleton) as left_out:
-            if left_out and not self._said_statistics_are_frozen:
-                self._said_statistics_are_frozen = True
+        with _frozen_statistics(self.skeleton) as frozen_names:
+            if frozen_names and not self._has_warned_of_statistics:
+                self._has_warned_of_statistics = True
                 warnings.warn(
                     "running statistics are not updated by calls in train mode with several draws; "
                     "each draw is normalized by the statistics of its own batch",
                     stacklevel=2,
                 )
-            kept = {name: tensor for name, tensor in shared.items() if name not in left_out}
-            buffers = [name for name, _ in self.skeleton.named_buffers() if name in kept]
+            shared_tensors = {
+                name: tensor for name, tensor in shared.items() if name not in frozen_names
+            }
+            buffers = [name for name, _ in self.skeleton.named_buffers() if name in shared_tensors]
 
             def run(draw: Mapping[str, Tensor]) -> Any:
-                tensors = {**kept, **draw}
+                tensors = {**shared_tensors, **draw}
                 # These copies take what a draw writes to its buffers.
                 for name in buffers:
-                    tensors[name] = kept[name].clone()
+                    tensors[name] = shared_tensors[name].clone()
                 return self.single(tensors, inputs, within)
 
             if self.batching == "loop":
@@ -169,7 +175,7 @@ def split_draws(
     values without draws, and the other values with the draws flattened.
     """
     draws: tuple[int, ...] = ()
-    first = ""
+    first_site = ""
     shared: dict[str, Tensor] = {}
     drawn: dict[str, Tensor] = {}
     for name, value in values.items():
@@ -179,22 +185,22 @@ def split_draws(
             )
         check_types(Tensor, **{f"parameters[{name!r}]": value})
         shape = shapes[name]
-        cut = value.dim() - len(shape)
-        if cut < 0 or value.shape[cut:] != shape:
+        num_draw_dims = value.dim() - len(shape)
+        if num_draw_dims < 0 or value.shape[num_draw_dims:] != shape:
             raise ValueError(
                 f"site {name!r} must have a value whose shape ends in the parameter's {tuple(shape)}, "
                 f"got {tuple(value.shape)}"
             )
-        lead = tuple(size for size in value.shape[:cut] if size != 1)
+        lead = tuple(size for size in value.shape[:num_draw_dims] if size != 1)
         if not lead:
             shared[name] = value.reshape(shape)
             continue
         if draws and lead != draws:
             raise ValueError(
-                f"site {name!r} must have draws of shape {draws}, as site {first!r} has, got {lead}"
+                f"site {name!r} must have draws of shape {draws}, as site {first_site!r} has, got {lead}"
             )
         draws = lead
-        first = first or name
+        first_site = first_site or name
         drawn[name] = value.reshape(math.prod(lead), *shape)
     return draws, shared, drawn
 
@@ -207,12 +213,12 @@ def unflatten(outputs: object, draws: tuple[int, ...]) -> Any:
 def _vmap(run: CallAtDraw, drawn: Mapping[str, Tensor]) -> Any:
     output: Any = None
 
-    def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def run_draw(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
         nonlocal output
         output = run(draw)
         return _output_tensors(output)
 
-    tensors = vmap(one, randomness="different")(dict(drawn))
+    tensors = vmap(run_draw, randomness="different")(dict(drawn))
     return _replace_tensors(output, tensors)
 
 
@@ -261,12 +267,12 @@ def _make_skeleton(net: nn.Module) -> nn.Module:
 @contextmanager
 def unchanged_on_error(read: Callable[[], Collection[Tensor]]) -> Iterator[None]:
     """Undo what a call wrote into buffers if it raises; ``read`` returns the buffers as they are now."""
-    before = [buffer.clone() for buffer in read()]
+    saved_values = [buffer.clone() for buffer in read()]
     try:
         yield
     except Exception:
         with torch.no_grad():
-            for buffer, values in zip(read(), before, strict=True):
+            for buffer, values in zip(read(), saved_values, strict=True):
                 buffer.copy_(values)
         raise
 
@@ -284,53 +290,53 @@ def _restored(skeleton: nn.Module) -> Iterator[None]:
 @contextmanager
 def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
     """Let norm layers in train mode use batch statistics only; yield the names of the buffers to leave out."""
-    left_out: set[str] = set()
+    frozen_names: set[str] = set()
     with ExitStack() as restore:
         for prefix, layer in skeleton.named_modules():
             if not isinstance(layer, STATISTICS_LAYERS) or not layer.training:
                 continue
-            own = {name: layer._buffers[name] for name in RUNNING}
-            if layer.track_running_stats and None not in own.values():
-                left_out.update(f"{prefix}.{name}".removeprefix(".") for name in RUNNING)
+            statistics = {name: layer._buffers[name] for name in RUNNING}
+            if layer.track_running_stats and None not in statistics.values():
+                frozen_names.update(f"{prefix}.{name}".removeprefix(".") for name in RUNNING)
                 restore.callback(setattr, layer, "track_running_stats", True)
-                restore.callback(layer._buffers.update, own)
+                restore.callback(layer._buffers.update, statistics)
                 layer.track_running_stats = False
-                layer._buffers.update(dict.fromkeys(own))
-        yield left_out
+                layer._buffers.update(dict.fromkeys(statistics))
+        yield frozen_names
 
 
-class _Together:
+class _SharedSetting:
     """Changes a setting of the whole process: the first thread to enter makes it, the last to leave restores it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make
-        self._inside = 0
+        self._num_users = 0
         self._lock = threading.Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._inside == 0:
+            if self._num_users == 0:
                 # Torch resets a context variable, which works only in the context where it was set.
                 self._context = copy_context()
                 self._context.run(self._stack.enter_context, self._make())
-            self._inside += 1
+            self._num_users += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
+            self._num_users -= 1
+            if self._num_users == 0:
                 self._context.run(self._stack.close)
 
 
 @contextmanager
 def _without_fastpath() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 @contextmanager
@@ -340,9 +346,9 @@ def _without_advice_on_loops() -> Iterator[None]:
         yield
 
 
-WITHOUT_FASTPATH = _Together(_without_fastpath)
-WITHOUT_FUSED_ATTENTION = _Together(lambda: sdpa_kernel(SDPBackend.MATH))
-WITHOUT_ADVICE_ON_LOOPS = _Together(_without_advice_on_loops)
+WITHOUT_FASTPATH = _SharedSetting(_without_fastpath)
+WITHOUT_FUSED_ATTENTION = _SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
+WITHOUT_ADVICE_ON_LOOPS = _SharedSetting(_without_advice_on_loops)
 
 
 @contextmanager

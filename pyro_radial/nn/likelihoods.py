@@ -89,22 +89,25 @@ class Likelihood(UniquelyNamed):
     @property
     def num_data(self) -> int | None:
         """N, as given, or as the latest training has set it; None before that."""
-        return self._found if self._given is None else self._given
+        return (
+            self._trained_num_data if self._declared_num_data is None else self._declared_num_data
+        )
 
     @num_data.setter
     def num_data(self, num_data: int | None) -> None:
-        self._given = None if num_data is None else positive_count("num_data", num_data)
-        self._found: int | None = None
+        self._declared_num_data = None if num_data is None else positive_count("num_data", num_data)
+        self._trained_num_data: int | None = None
 
     def train_on(self, num_data: int) -> None:
         """Set N to the number of training points; raise a ValueError if another number was given."""
-        if self._given not in (None, num_data):
+        if self._declared_num_data not in (None, num_data):
             raise ValueError(
                 f"num_data of the likelihood must be the number of training points, got "
-                f"num_data={self._given} for {num_data} rows; make the likelihood without num_data, or, if the rows "
-                f"are only a part of the data, call fit(..., options=FitOptions(num_data={self._given}))"
+                f"num_data={self._declared_num_data} for {num_data} rows; make the likelihood without num_data, or, if "
+                f"the rows are only a part of the data, call fit(..., options=FitOptions(num_data="
+                f"{self._declared_num_data}))"
             )
-        self._found = num_data
+        self._trained_num_data = num_data
 
     def forward(self, f: Tensor, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """Record ``f`` and observe or sample ``y``.
@@ -126,7 +129,9 @@ class Likelihood(UniquelyNamed):
             num_data = self.num_data or size
             if size > num_data:
                 origin = (
-                    "" if self._given else " from the latest fit; set the likelihood's num_data"
+                    ""
+                    if self._declared_num_data
+                    else " from the latest fit; set the likelihood's num_data"
                 )
                 raise ValueError(
                     f"num_data must be at least {size}, the number of targets in y, got {num_data}{origin}"
@@ -211,6 +216,7 @@ class Likelihood(UniquelyNamed):
             observed = ~self.is_missing(y)
             check_any_observed([observed])
         elif observed.dtype != torch.bool or observed.numel() != y.numel():
+            self.check_target(f, y)  # Perhaps the mistake is in y.
             got = f"{observed.dtype} of shape {tuple(observed.shape)}"
             raise ValueError(
                 f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}"
@@ -225,13 +231,13 @@ class Likelihood(UniquelyNamed):
         Targets must not be missing here.
         """
         self.check_target_dtype(y)
-        wanted = self.target_shape(f)
-        if y.shape == wanted[:-1] and wanted[1:] == (1,):
+        expected_shape = self.target_shape(f)
+        if y.shape == expected_shape[:-1] and expected_shape[1:] == (1,):
             # [B] stands for [B, 1]: broadcasting would silently make it [B, B].
             y = y.unsqueeze(-1)
-        if y.shape != wanted:
+        if y.shape != expected_shape:
             raise ValueError(
-                f"y must have shape {tuple(wanted)} for site 'y', since the network's output has shape "
+                f"y must have shape {tuple(expected_shape)} for site 'y', since the network's output has shape "
                 f"{tuple(f.shape)}, got {tuple(y.shape)}{self._event_dim_advice(f, y)}"
             )
         self.check_target_values(f, y)
@@ -239,10 +245,10 @@ class Likelihood(UniquelyNamed):
 
     def _event_dim_advice(self, f: Tensor, y: Tensor) -> str:
         """Return the end of an error that advises a larger ``event_dim`` where that would fit, else an empty string."""
-        wanted = f.dim() - 1
-        if self.event_dim >= wanted or y.shape[:1] != f.shape[:1]:
+        num_dims = f.dim() - 1
+        if self.event_dim >= num_dims or y.shape[:1] != f.shape[:1]:
             return ""
-        return f"; if each row of the output belongs to one data point, set event_dim={wanted} in the likelihood"
+        return f"; if each row of the output belongs to one data point, set event_dim={num_dims} in the likelihood"
 
     def check_target_dtype(self, y: Tensor) -> None:
         """Raise a ValueError naming ``y`` if it is complex or boolean."""
@@ -540,8 +546,8 @@ class NegativeBinomial(Poisson):
         super().__init__(num_data=num_data, event_dim=event_dim)
         self.concentration: Any = positive_float("concentration", concentration)
         if check_flag("learn_concentration", learn_concentration):
-            first = torch.tensor(self.concentration)
-            self.concentration = PyroParam(first, constraints.softplus_positive)
+            initial = torch.tensor(self.concentration)
+            self.concentration = PyroParam(initial, constraints.softplus_positive)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the negative binomial with log mean ``f``; ``concentration`` broadcasts with ``[*draws, B]``."""
@@ -584,12 +590,12 @@ def full_precision(f: Tensor) -> Tensor:
     return f.float() if short else f
 
 
-def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
+def check_values(allowed: Tensor, y: Tensor, description: str) -> None:
     """Raise a ValueError with the first target that is not allowed, if Pyro's validation is on."""
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
-        place = tuple((~allowed).nonzero()[0].tolist())
-        value = y[place].item()
-        raise ValueError(f"y must hold {wanted} for site 'y', got {value} at {list(place)}")
+        index = tuple((~allowed).nonzero()[0].tolist())
+        value = y[index].item()
+        raise ValueError(f"y must hold {description} for site 'y', got {value} at {list(index)}")
 
 
 def check_any_observed(masks: Iterable[Tensor]) -> None:

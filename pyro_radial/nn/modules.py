@@ -58,16 +58,16 @@ def evaluating(*modules: object) -> Iterator[None]:
 @contextmanager
 def keeping_buffers(*modules: object) -> Iterator[None]:
     """Restore all buffers afterwards, such as the running statistics of batch norm."""
-    kept = []
+    saved_buffers = []
     for module in submodules(*modules):
         for name, buffer in module.named_buffers(recurse=False):
             if not is_lazy(buffer):
-                kept.append((module, name, buffer, buffer.clone()))
+                saved_buffers.append((module, name, buffer, buffer.clone()))
     try:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, value in kept:
+            for module, name, buffer, value in saved_buffers:
                 setattr(module, name, buffer.copy_(value))
 
 

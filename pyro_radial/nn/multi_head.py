@@ -70,41 +70,43 @@ class MultiHead(nn.Module):
         # By identity: a parameter that several heads share has its name in the first of them.
         parameter = self.get_parameter(name)
         heads = [self.heads[head] for head in self._random]
-        return any(parameter is own for own in nn.ModuleList(heads).parameters())
+        return any(
+            parameter is head_parameter for head_parameter in nn.ModuleList(heads).parameters()
+        )
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Return the output of the head in use for the trunk's output."""
         return self.heads[self.head](self.trunk(*args, **kwargs))
 
 
-def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
+def use_head(model: nn.Module, head: int, *, other_heads: Iterable[int] = ()) -> None:
     """Set the head of every :class:`MultiHead` in a model.
 
     :param nn.Module model: a :class:`~pyro_radial.nn.SupervisedModel` or any other module.
     :param int head: the index of the head.
-    :param also: other heads whose parameters stay random, so that a guide has sites for them, such as the heads of
-        earlier tasks whose functions are compared while the trunk changes.
+    :param other_heads: other heads whose parameters stay random, so that a guide has sites for them, such as the heads
+        of earlier tasks whose functions are compared while the trunk changes.
     :raises ValueError: if there is no MultiHead, or one of them has no such head; nothing is changed then.
     """
-    also = check_list("also", also)
-    found = modules_of(MultiHead, model)
-    if not found:
+    other_heads = check_list("other_heads", other_heads)
+    multi_heads = modules_of(MultiHead, model)
+    if not multi_heads:
         raise ValueError(f"model must hold a MultiHead, got {type(model).__name__}")
-    for module in found:
+    for module in multi_heads:
         module._check_head("head", head)
-        for index in also:
-            module._check_head("also", index)
-    for module in found:
-        module._random = (head, *also)
+        for index in other_heads:
+            module._check_head("other_heads", index)
+    for module in multi_heads:
+        module._random = (head, *other_heads)
 
 
 @contextmanager
 def under_head(model: nn.Module, head: int) -> Iterator[None]:
     """Use a head of a model, if it has any, and restore the heads afterwards."""
-    found = modules_of(MultiHead, model)
+    multi_heads = modules_of(MultiHead, model)
     with ExitStack() as restore:
-        for module in found:
+        for module in multi_heads:
             restore.callback(setattr, module, "_random", module._random)
-        if found:
+        if multi_heads:
             use_head(model, head)
         yield

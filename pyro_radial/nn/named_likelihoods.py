@@ -28,9 +28,12 @@ class NamedLikelihoods(nn.Module):
     def __init__(self, likelihoods: Mapping[str, Likelihood]) -> None:
         super().__init__()
         check_types(
-            Likelihood, **{f"likelihood[{name!r}]": part for name, part in likelihoods.items()}
+            Likelihood,
+            **{f"likelihood[{name!r}]": likelihood for name, likelihood in likelihoods.items()},
         )
-        if not likelihoods or len({id(part) for part in likelihoods.values()}) < len(likelihoods):
+        if not likelihoods or len({id(likelihood) for likelihood in likelihoods.values()}) < len(
+            likelihoods
+        ):
             raise ValueError(
                 f"likelihood must have an object of its own for each name, got {dict(likelihoods)}"
             )
@@ -98,8 +101,8 @@ class NamedLikelihoods(nn.Module):
         noise = {}
         for name, likelihood in self.by_name.items():
             with _Prefixed(name):
-                own = likelihood.noise(f)
-            for argument, value in own.items():
+                output_noise = likelihood.noise(f)
+            for argument, value in output_noise.items():
                 noise[f"{name}.{argument}"] = value
         return noise
 

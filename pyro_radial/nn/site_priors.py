@@ -78,22 +78,22 @@ def expands_in_place(prior: Any) -> bool:
 
 def _prior_of(prior: object, name: str, parameter: Tensor) -> TorchDistributionMixin:
     if isinstance(prior, Distribution | TorchDistributionMixin):
-        found: Any = prior
+        distribution: Any = prior
     elif isinstance(prior, Mapping):
-        found = prior[name]
+        distribution = prior[name]
     elif callable(prior) and not isinstance(prior, type):
-        found = prior(name, parameter)
+        distribution = prior(name, parameter)
     else:
         raise ValueError(
             "prior must be a distribution, a mapping or function from parameter names to distributions, "
             f"or an object with sample_parameter(name, parameter), got {type(prior).__name__}"
         )
-    if not isinstance(found, TorchDistributionMixin):
+    if not isinstance(distribution, TorchDistributionMixin):
         raise ValueError(
             f"the prior of site {name!r} must be a pyro.distributions distribution, "
-            f"got {type(found).__module__}.{type(found).__name__}"
+            f"got {type(distribution).__module__}.{type(distribution).__name__}"
         )
-    return found
+    return distribution
 
 
 class Following:
@@ -101,15 +101,15 @@ class Following:
 
     def __init__(self, prior: TorchDistributionMixin) -> None:
         self.prior = prior
-        self._moved = prior
+        self._converted = prior
         self._for: tuple[torch.device, torch.dtype] | None = None
 
     def __call__(self, like: Tensor) -> TorchDistributionMixin:
         """Return the distribution on the device and in the dtype of ``like``."""
         if self._for != (like.device, like.dtype):
-            self._moved = to_like(self.prior, like)
+            self._converted = to_like(self.prior, like)
             self._for = like.device, like.dtype
-        return self._moved
+        return self._converted
 
 
 def check_net(net: nn.Module) -> None:
@@ -142,13 +142,13 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
             f"select must be a function of (name, parameter), a regular expression or None, got {select!r}"
         )
     try:
-        chosen = _matcher(net, select)
+        is_selected = _matcher(net, select)
     except re.error as error:
         raise ValueError(
             f"select must be a valid regular expression, got {select!r} ({error})"
         ) from error
     parameters = dict(net.named_parameters())
-    selected = {name: p for name, p in parameters.items() if chosen(name, p)}
+    selected = {name: p for name, p in parameters.items() if is_selected(name, p)}
     if not selected:
         names = list(parameters)
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

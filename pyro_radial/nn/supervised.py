@@ -69,11 +69,11 @@ class SupervisedModel(nn.Module):
             likelihood = NamedLikelihoods(likelihood)
         else:
             check_types(Likelihood, likelihood=likelihood)
-        taken = set(getattr(bnn, "sites", ())) & own_names(likelihood)
-        if taken:
+        shared_names = set(getattr(bnn, "sites", ())) & likelihood_names(likelihood)
+        if shared_names:
             raise ValueError(
-                f"bnn must not have sites with names of the likelihood's sites, got {sorted(taken)}: rename these "
-                "parameters, or wrap the network as torch.nn.Sequential(net), which prefixes all names"
+                f"bnn must not have sites with names of the likelihood's sites, got {sorted(shared_names)}: rename "
+                "these parameters, or wrap the network as torch.nn.Sequential(net), which prefixes all names"
             )
         check_flag("local_reparameterization", local_reparameterization)
         if local_reparameterization and not isinstance(bnn, BayesianModule):
@@ -93,9 +93,9 @@ class SupervisedModel(nn.Module):
         :raises ValueError: naming the layer, if the network fails, or if its output does not fit the likelihood.
         """
         if self.local_reparameterization:
-            with AskForLocalReparameterization(_has_targets, _has_targets(x, y)) as asked:
+            with AskForLocalReparameterization(_has_targets, _has_targets(x, y)) as request:
                 f = self.output(x)
-            asked.check(self.bnn.sites_in_use)
+            request.check(self.bnn.sites_in_use)
         else:
             f = self.output(x)
         return self.likelihood(f, y)
@@ -189,12 +189,12 @@ def _has_targets(x: object = None, y: object = None) -> bool:
     return y is not None
 
 
-def own_names(likelihood: object) -> set[str]:
+def likelihood_names(likelihood: object) -> set[str]:
     """Return the names that a likelihood gives to sites and its plate."""
     if isinstance(likelihood, NamedLikelihoods):
         names: set[str] = set()
-        for name, part in likelihood.by_name.items():
-            names.update(f"{name}.{own}" for own in own_names(part))
+        for name, output_likelihood in likelihood.by_name.items():
+            names.update(f"{name}.{site_name}" for site_name in likelihood_names(output_likelihood))
         return names
     names = {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()}
     if getattr(likelihood, "precision_prior", None) is not None:
@@ -206,18 +206,18 @@ def _describe_inputs(x: object) -> str:
     """Return the shapes, dtypes and devices of a network's inputs, for an error."""
     inputs = inputs_of(x)
     shown = []
-    for name, part in (*(("x", part) for part in inputs.args), *inputs.kwargs.items()):
-        if isinstance(part, Tensor):
-            shown.append(f"{name} of shape {list(part.shape)}, {part.dtype} on {part.device}")
+    for name, value in (*(("x", value) for value in inputs.args), *inputs.kwargs.items()):
+        if isinstance(value, Tensor):
+            shown.append(f"{name} of shape {list(value.shape)}, {value.dtype} on {value.device}")
         else:
-            shown.append(f"{name} of type {type(part).__name__}")
+            shown.append(f"{name} of type {type(value).__name__}")
     return ", ".join(shown)
 
 
 def _find_layer(error: Exception) -> str:
     """Return the innermost layer of the network that an error comes from, by its name in the network."""
     names: dict[nn.Module, str] = {}
-    found = ""
+    description = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = frame.f_locals.get("self")
         if not isinstance(module, nn.Module) or isinstance(
@@ -225,10 +225,10 @@ def _find_layer(error: Exception) -> str:
         ):
             continue
         if not names:
-            names = {part: name for name, part in module.named_modules()}
+            names = {submodule: name for name, submodule in module.named_modules()}
         if names.get(module):
-            found = f" in '{names[module]}', {type(module).__name__}({module.extra_repr()})"
-    return found
+            description = f" in '{names[module]}', {type(module).__name__}({module.extra_repr()})"
+    return description
 
 
 class NetworkDraw(NamedTuple):
@@ -265,7 +265,7 @@ class ModelNetwork:
     @property
     def sites(self) -> set[str]:
         """The names of the network's parameters, and those that the likelihood gives."""
-        return {*self.bnn.sites, *own_names(self.likelihood)}
+        return {*self.bnn.sites, *likelihood_names(self.likelihood)}
 
     def sample_parameters(self) -> dict[str, Tensor]:
         """Sample the parameters as a run of the model does, but not the likelihood's noise."""
@@ -337,7 +337,8 @@ def find_network(model: Any) -> ModelNetwork | None:
             and _behaves_as(model.bnn, BayesianModule)
             and not has_hooks(model.likelihood)
             and all(
-                _behaves_as(part, Likelihood) for part in modules_of(Likelihood, model.likelihood)
+                _behaves_as(likelihood, Likelihood)
+                for likelihood in modules_of(Likelihood, model.likelihood)
             )
         )
     else:

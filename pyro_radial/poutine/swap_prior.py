@@ -153,57 +153,57 @@ def swap_prior(model: Model, priors: Mapping[str, Any]) -> nn.Module:
 def is_guide(model: object) -> bool:
     """Return whether this is an autoguide, or a handler or module around one."""
     if isinstance(model, partial):
-        return any(is_guide(part) for part in (model.func, *model.args))
+        return any(is_guide(component) for component in (model.func, *model.args))
     return isinstance(model, nn.Module) and any(
-        isinstance(part, AutoGuide) for part in model.modules()
+        isinstance(component, AutoGuide) for component in model.modules()
     )
 
 
-def replace_prior(name: str, prior: Any, old: Any) -> Any:
+def replace_prior(name: str, prior: Any, replaced: Any) -> Any:
     """Return the new prior in the batch shape and under the mask of the old one."""
-    new = on_support(_expand_to_site(name, prior, old), old.support)
+    swapped = on_support(_expand_to_site(name, prior, replaced), replaced.support)
     try:
-        mask = mask_of(old)
+        mask = mask_of(replaced)
     except ValueError as error:
         raise ValueError(
             f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over: {error}"
         ) from None
-    return new if mask is None else new.mask(mask)
+    return swapped if mask is None else swapped.mask(mask)
 
 
-def _expand_to_site(name: str, prior: Distribution, old: Distribution) -> Any:
+def _expand_to_site(name: str, prior: Distribution, replaced: Distribution) -> Any:
     try:
-        return expand_copy(prior, old.batch_shape)
+        return expand_copy(prior, replaced.batch_shape)
     except (RuntimeError, ValueError):
         raise ValueError(
             f"the new prior of site '{name}' has batch shape {tuple(prior.batch_shape)}, which does not expand to "
-            f"the site's {tuple(old.batch_shape)}; a site in a plate over data belongs to its rows and has none"
+            f"the site's {tuple(replaced.batch_shape)}; a site in a plate over data belongs to its rows and has none"
         ) from None
 
 
 @torch.no_grad()
-def check_new_prior(name: str, prior: Any, old: Any) -> None:
+def check_new_prior(name: str, prior: Any, replaced: Any) -> None:
     """Raise a ValueError naming the site if samples show that a prior has another shape or support.
 
     Torch's random state stays as it is.
     """
-    if prior.event_shape != old.event_shape:
+    if prior.event_shape != replaced.event_shape:
         raise ValueError(
             f"the new prior of site '{name}' has event shape {tuple(prior.event_shape)}, the site's is "
-            f"{tuple(old.event_shape)}"
+            f"{tuple(replaced.event_shape)}"
         )
-    distribution = _expand_to_site(name, prior, old)
+    distribution = _expand_to_site(name, prior, replaced)
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(cuda):
         # Only on the CPU: a seed for all devices would initialize unused ones.
         torch.default_generator.manual_seed(0)
-        number = torch.Size([max(1, min(64, _NUM_CHECKED // max(1, old.shape().numel())))])
-        if not bool(old.support.check(distribution.sample(number)).all()):
+        number = torch.Size([max(1, min(64, _NUM_CHECKED // max(1, replaced.shape().numel())))])
+        if not bool(replaced.support.check(distribution.sample(number)).all()):
             raise ValueError(
-                f"the new prior of site '{name}' has values outside of the site's support, {old.support}"
+                f"the new prior of site '{name}' has values outside of the site's support, {replaced.support}"
             )
         try:
-            typical = old.sample(number)
+            typical = replaced.sample(number)
         except NotImplementedError:
             # An improper prior has nothing but its support.
             return

@@ -91,8 +91,8 @@ def reliability(
     edges = steps.to(probs.dtype) / num_bins
     outer = None
     if check_flag("equal_counts", equal_counts):
-        last = (steps * len(probs)).div(num_bins, rounding_mode="floor") - 1
-        edges = confidence.sort().values[last.clamp_min(0)]
+        last_ranks = (steps * len(probs)).div(num_bins, rounding_mode="floor") - 1
+        edges = confidence.sort().values[last_ranks.clamp_min(0)]
         outer = torch.cat([edges.new_zeros(1), edges, edges.new_ones(1)])
     correct = (prediction == labels).to(probs.dtype)
     membership = one_hot(torch.bucketize(confidence, edges), num_bins)

@@ -80,7 +80,7 @@ class Evaluations(dict[str, Evaluation]):
     """The scores of named outputs, by name; printing them gives a table for each."""
 
     def __str__(self) -> str:
-        return "\n\n".join(f"{name}\n{found}" for name, found in self.items())
+        return "\n\n".join(f"{name}\n{evaluation}" for name, evaluation in self.items())
 
 
 def evaluate(
@@ -148,30 +148,30 @@ def evaluate(
     predicted = partial(
         predict, model, guide, num_samples=num_samples, method=method, progress=progress
     )
-    inside = predicted(x)
-    outside = None if ood is None else predicted(ood)
+    familiar = predicted(x)
+    unfamiliar = None if ood is None else predicted(ood)
     if not isinstance(likelihood, NamedLikelihoods):
-        return _evaluation(inside, outside, y, level)
-    samples = {name: prediction.samples for name, prediction in inside.items()}
+        return _evaluation(familiar, unfamiliar, y, level)
+    samples = {name: prediction.samples for name, prediction in familiar.items()}
     likelihood.read_target(samples, move(y, device_of(guide, model)))
-    found = Evaluations()
+    evaluations = Evaluations()
     for name in likelihood.by_name:
-        of_others = None if outside is None else outside[name]
-        found[name] = _evaluation(inside[name], of_others, y[name], level, name)
-    return found
+        unfamiliar_output = None if unfamiliar is None else unfamiliar[name]
+        evaluations[name] = _evaluation(familiar[name], unfamiliar_output, y[name], level, name)
+    return evaluations
 
 
 def _evaluation(
-    inside: Prediction,
-    outside: Prediction | None,
+    familiar: Prediction,
+    unfamiliar: Prediction | None,
     y: object,
     level: float,
     output: str | None = None,
 ) -> Evaluation:
     """Compute the scores of one output from the predictions of test inputs, and of others if they are given."""
-    targets = held_numbers("test", y, device=inside.samples.device)
-    likelihood = inside.likelihood
-    of_classes = _of_classes(inside)
+    targets = held_numbers("test", y, device=familiar.samples.device)
+    likelihood = familiar.likelihood
+    of_classes = _of_classes(familiar)
     missing = likelihood.is_missing(targets).reshape(len(targets), -1)
     # Rows of several labels are scored by the labels that they have.
     is_scored = ~(missing.all(-1) if of_classes else missing.any(-1))
@@ -180,29 +180,29 @@ def _evaluation(
         raise ValueError(f"test must have targets{of_output}, got only missing ones")
     if not bool(is_scored.all()):
         targets = targets[is_scored]
-        inside = replace(inside, samples=inside.samples[:, is_scored])
+        familiar = replace(familiar, samples=familiar.samples[:, is_scored])
     if of_classes:
-        likelihood.read_target(inside.samples, targets)
+        likelihood.read_target(familiar.samples, targets)
     else:
-        targets = likelihood.check_target(inside.samples, targets)
-    if outside is not None and of_classes and likelihood.event_dim > 1:
+        targets = likelihood.check_target(familiar.samples, targets)
+    if unfamiliar is not None and of_classes and likelihood.event_dim > 1:
         raise ValueError(
             f"ood must be None for many labels per point (event_dim={likelihood.event_dim})"
         )
 
-    def scores(chosen: Tensor | slice) -> dict[str, float]:
-        draws = _choose_draws(inside, chosen)
+    def scores(draw_index: Tensor | slice) -> dict[str, float]:
+        draws = _choose_draws(familiar, draw_index)
         if of_classes:
-            found = _score_labels(draws, targets)
+            values = _score_labels(draws, targets)
         else:
-            found = _score_numbers(draws, targets, level)
-        if outside is not None:
-            found |= _score_detection(draws, _choose_draws(outside, chosen))
-        return found
+            values = _score_numbers(draws, targets, level)
+        if unfamiliar is not None:
+            values |= _score_detection(draws, _choose_draws(unfamiliar, draw_index))
+        return values
 
-    found = scores(slice(None))
-    errors = _jackknife(scores, len(inside.samples), found)
-    return Evaluation(found, errors, inside, targets, level)
+    values = scores(slice(None))
+    errors = _jackknife(scores, len(familiar.samples), values)
+    return Evaluation(values, errors, familiar, targets, level)
 
 
 def _score_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:
@@ -220,37 +220,37 @@ def _score_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:
 def _score_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[str, float]:
     """Return the scores of predicted numbers."""
     lower, upper = prediction.quantiles([(1 - level) / 2, (1 + level) / 2])
-    found = {
+    values = {
         "RMSE": float((prediction.mean - targets).square().mean().sqrt()),
         "NLL": -float(prediction.log_prob(targets).mean()),
         f"coverage of {100 * level:g} %": float(interval_coverage(lower, upper, targets)),
         "mean width": float((upper - lower).mean()),
     }
     if len(prediction.samples) > 1:
-        found["CRPS"] = float(crps_from_draws(prediction.sample_targets(), targets))
-    return found
+        values["CRPS"] = float(crps_from_draws(prediction.sample_targets(), targets))
+    return values
 
 
-def _score_detection(inside: Prediction, outside: Prediction) -> dict[str, float]:
+def _score_detection(familiar: Prediction, unfamiliar: Prediction) -> dict[str, float]:
     """Return how well unfamiliar inputs are told from those of the test data."""
-    found: dict[str, float] = {}
-    unfamiliar = _unfamiliarity(outside)
-    for name, familiar in _unfamiliarity(inside).items():
-        found[f"AUROC, {name}"] = auroc(familiar, unfamiliar[name])
-        found[f"FPR95, {name}"] = fpr_at_tpr(familiar, unfamiliar[name])
-    return found
+    values: dict[str, float] = {}
+    unfamiliar_scores = _unfamiliarity(unfamiliar)
+    for name, familiar_scores in _unfamiliarity(familiar).items():
+        values[f"AUROC, {name}"] = auroc(familiar_scores, unfamiliar_scores[name])
+        values[f"FPR95, {name}"] = fpr_at_tpr(familiar_scores, unfamiliar_scores[name])
+    return values
 
 
 def _unfamiliarity(prediction: Prediction) -> dict[str, Tensor]:
     """Return scores that are higher at unfamiliar inputs, ``[N]`` each."""
     if not _of_classes(prediction):
         return {"epistemic variance": prediction.epistemic_variance.flatten(1).sum(-1)}
-    found = {"entropy": prediction.entropy}
+    measures = {"entropy": prediction.entropy}
     if len(prediction.samples) > 1:
-        found["mutual information"] = prediction.mutual_information
-    found["energy"] = -prediction.samples.logsumexp(-1).mean(0)
-    found["largest logit"] = -prediction.samples.amax(-1).mean(0)
-    return found
+        measures["mutual information"] = prediction.mutual_information
+    measures["energy"] = -prediction.samples.logsumexp(-1).mean(0)
+    measures["largest logit"] = -prediction.samples.amax(-1).mean(0)
+    return measures
 
 
 def _of_classes(prediction: Prediction) -> bool:
@@ -268,23 +268,25 @@ def _by_label(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Predictio
     return labels, replace(prediction, samples=samples, likelihood=Categorical())
 
 
-def _choose_draws(prediction: Prediction, chosen: Tensor | slice) -> Prediction:
+def _choose_draws(prediction: Prediction, draw_index: Tensor | slice) -> Prediction:
     """Return the prediction of some of its draws."""
-    noise = {name: value[chosen] for name, value in prediction.noise.items()}
-    return replace(prediction, samples=prediction.samples[chosen], noise=noise)
+    noise = {name: value[draw_index] for name, value in prediction.noise.items()}
+    return replace(prediction, samples=prediction.samples[draw_index], noise=noise)
 
 
 def _jackknife(
-    scores: Callable[[Tensor], dict[str, float]], number: int, found: Mapping[str, float]
+    scores: Callable[[Tensor], dict[str, float]], number: int, values_of_all: Mapping[str, float]
 ) -> dict[str, float]:
     """Compute standard errors from leaving out each group of draws once."""
     count = min(GROUPS, number)
     if count < 2 + (number <= GROUPS):
-        return dict.fromkeys(found, float("nan"))
+        return dict.fromkeys(values_of_all, float("nan"))
     order = torch.arange(number, device="cpu")
-    each = [scores(order[order % count != group]) for group in range(count)]
+    scores_by_group = [scores(order[order % count != group]) for group in range(count)]
     errors = {}
-    for name in found:
-        values = torch.tensor([one[name] for one in each]).double()
-        errors[name] = float(((count - 1) * values.var(unbiased=False)).sqrt())
+    for name in values_of_all:
+        leave_out_values = torch.tensor(
+            [left_out_scores[name] for left_out_scores in scores_by_group]
+        ).double()
+        errors[name] = float(((count - 1) * leave_out_values.var(unbiased=False)).sqrt())
     return errors

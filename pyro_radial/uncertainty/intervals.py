@@ -42,8 +42,8 @@ def interval_coverage(
     targets = real_targets("lower", lower, targets)
     if not (lower <= upper).all():
         raise ValueError("lower must be at most upper, got an interval that ends before it begins")
-    inside = (lower <= targets) & (targets <= upper)
-    return inside.to(lower.dtype).flatten(lower.ndim - targets.ndim).mean(-1)
+    is_covered = (lower <= targets) & (targets <= upper)
+    return is_covered.to(lower.dtype).flatten(lower.ndim - targets.ndim).mean(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +51,18 @@ class QuantileCalibration:
     """Share of targets at or below their quantile, at each level, from :func:`quantile_calibration`.
 
     :param level: levels of the quantiles, shape ``[L]``.
-    :param share: shares of the targets at or below, shape ``[L]``.
+    :param frequency: shares of the targets at or below, shape ``[L]``.
     :param count: number of targets.
     """
 
     level: torch.Tensor
-    share: torch.Tensor
+    frequency: torch.Tensor
     count: int
 
     @property
     def error(self) -> torch.Tensor:
-        """Mean over levels of the gap between share and level; of a calibrated model, about ``count ** -0.5``."""
-        return (self.share - self.level).abs().mean()
+        """Mean over levels of the gap between frequency and level; of a calibrated model, about ``count ** -0.5``."""
+        return (self.frequency - self.level).abs().mean()
 
 
 def quantile_calibration(
@@ -80,14 +80,14 @@ def quantile_calibration(
     :param quantiles: predictive quantiles, ``[L, N, *target]``, such as ``Prediction.quantiles(levels)``.
     :param levels: their levels, strictly between zero and one and increasing, ``[L]``.
     :param targets: ``[N, *target]``; ``[N]`` stands for ``[N, 1]``.
-    :returns: a result with ``level``, ``share``, ``count`` and the mean gap ``error``;
+    :returns: a result with ``level``, ``frequency``, ``count`` and the mean gap ``error``;
         :func:`~pyro_radial.uncertainty.plots.plot_quantile_calibration` draws it.
     :raises ValueError: if shapes do not fit, a value is NaN, or a level is out of range.
 
     Example::
 
         >>> quantiles = torch.tensor([0.2, 0.5, 0.8])[:, None].expand(3, 4)
-        >>> quantile_calibration(quantiles, [0.2, 0.5, 0.8], torch.tensor([0.4, 0.6, 0.7, 0.9])).share
+        >>> quantile_calibration(quantiles, [0.2, 0.5, 0.8], torch.tensor([0.4, 0.6, 0.7, 0.9])).frequency
         tensor([0.0000, 0.2500, 0.7500])
     """
     check_types(torch.Tensor, quantiles=quantiles)

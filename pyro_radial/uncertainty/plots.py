@@ -60,10 +60,10 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
             edges = bins.edges.cpu()
         # The bars of all methods stand side by side within each bin.
         widths = edges.diff() / len(methods)
-        left = edges[:-1] + index * widths
+        bar_starts = edges[:-1] + index * widths
         shares = (bins.count / bins.count.sum()).tolist()
         ax.bar(
-            left.tolist(),
+            bar_starts.tolist(),
             shares,
             widths.tolist(),
             align="edge",
@@ -79,11 +79,11 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
             {"linewidth": 1.5, "label": label},
             {"linestyle": "", "fillstyle": "none"},
         ]
-        for chosen, style in zip((enough, few), styles, strict=True):
-            places = bins.confidence[chosen].tolist(), bins.accuracy[chosen].tolist()
-            (points,) = ax.plot(*places, color=color, marker=marker, **style)
+        for in_bins, style in zip((enough, few), styles, strict=True):
+            coordinates = bins.confidence[in_bins].tolist(), bins.accuracy[in_bins].tolist()
+            (points,) = ax.plot(*coordinates, color=color, marker=marker, **style)
             # A point at (1, 1) is drawn whole; without points, layouts would count the figure's corner as a part of it.
-            points.set(markersize=4.5, zorder=3, clip_on=not bool(chosen.any()))
+            points.set(markersize=4.5, zorder=3, clip_on=not bool(in_bins.any()))
     ax.set(xlabel="Confidence", ylabel="Accuracy (bars: share of predictions)")
     if all(bins.of_class is not None for bins in reliabilities.values()):
         ax.set(
@@ -123,7 +123,7 @@ def plot_quantile_calibration(
     for name, curve, color, marker in methods:
         label = f"{name} (gap {curve.error.item():.3f})"
         (line,) = ax.plot(
-            curve.level.cpu(), curve.share.cpu(), color=color, marker=marker, label=label
+            curve.level.cpu(), curve.frequency.cpu(), color=color, marker=marker, label=label
         )
         line.set(markersize=4.5, linewidth=1.5, clip_on=False)
     levels = torch.linspace(0, 1, 101, dtype=torch.float64, device="cpu")

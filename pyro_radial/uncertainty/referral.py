@@ -19,13 +19,13 @@ Score = Callable[[torch.Tensor, torch.Tensor], SupportsFloat]
 class ReferralCurve:
     """The score of the kept points at each referred share, from :func:`referral_curve`.
 
-    :param share: shares of the points that are referred, float64, shape ``[L]``.
+    :param referred: shares of the points that are referred, float64, shape ``[L]``.
     :param score: score of the kept points, float64, shape ``[L]``.
     :param resamples: the same for R bootstrap resamples of the points, float64, shape ``[R, L]``.
     :param redrawn: number of resamples that were drawn again because the score of their kept points was not defined.
     """
 
-    share: torch.Tensor
+    referred: torch.Tensor
     score: torch.Tensor
     resamples: torch.Tensor
     redrawn: int
@@ -69,7 +69,7 @@ def referral_curve(
     :param shares: referred shares in ``[0, 1)``, increasing.
     :param num_resamples: R, at least 2.
     :param seed: seed of the resamples and of the order of ties.
-    :returns: a result with ``share``, ``score`` and ``stderr``.
+    :returns: a result with ``referred``, ``score`` and ``stderr``.
     :raises ValueError: if an argument is out of range, its number of points does not fit, or the score at a share is
         not defined (a class is missing) or not finite; the message names the share.
 
@@ -90,10 +90,10 @@ def referral_curve(
             raise ValueError(
                 f"{name} must have {number} rows to fit uncertainty, got shape {list(values.shape)}"
             )
-    share = _check_shares(shares)
-    left = [number - round(number * value) for value in share.tolist()]
-    if left[-1] == 0:
-        raise ValueError(f"shares must leave at least one of {number} points, got {share[-1]:g}")
+    referred = _check_shares(shares)
+    num_kept = [number - round(number * value) for value in referred.tolist()]
+    if num_kept[-1] == 0:
+        raise ValueError(f"shares must leave at least one of {number} points, got {referred[-1]:g}")
     if positive_count("num_resamples", num_resamples) < 2:
         raise ValueError(f"num_resamples must be at least 2, got {num_resamples}")
     generator = torch.Generator().manual_seed(random_seed("seed", seed, bits=64))
@@ -103,8 +103,8 @@ def referral_curve(
         ordered = predictions[ranked]
         true = targets[ranked.to(targets.device)]
         scores = [
-            _score_kept(score, ordered[:kept], true[:kept], referred, number)
-            for referred, kept in zip(share.tolist(), left, strict=True)
+            _score_kept(score, ordered[:num_scored], true[:num_scored], share_referred, number)
+            for share_referred, num_scored in zip(referred.tolist(), num_kept, strict=True)
         ]
         return torch.tensor(scores, dtype=torch.float64)
 
@@ -122,24 +122,26 @@ def referral_curve(
                     f"score must be defined for most resamples, got {redrawn} of {redrawn + len(resamples)} without; "
                     f"refer smaller shares or take more points: {error}"
                 ) from error
-    return ReferralCurve(share, of_all, torch.stack(resamples), redrawn)
+    return ReferralCurve(referred, of_all, torch.stack(resamples), redrawn)
 
 
 def _check_shares(shares: Sequence[float]) -> torch.Tensor:
-    share = held_numbers("shares", shares)
-    fits = share.ndim == 1 and len(share) > 0 and bool(((share >= 0) & (share < 1)).all())
-    if not fits or not (share.diff() > 0).all():
+    referred = held_numbers("shares", shares)
+    is_valid = (
+        referred.ndim == 1 and len(referred) > 0 and bool(((referred >= 0) & (referred < 1)).all())
+    )
+    if not is_valid or not (referred.diff() > 0).all():
         raise ValueError(
-            f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {share.tolist()}"
+            f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {referred.tolist()}"
         )
-    return share
+    return referred
 
 
 def _score_kept(
-    score: Score, predictions: torch.Tensor, targets: torch.Tensor, share: float, number: int
+    score: Score, predictions: torch.Tensor, targets: torch.Tensor, referred: float, number: int
 ) -> float:
     """Return the score of the kept points, or raise a ValueError that names the share without one."""
-    where = f"for the {len(targets)} of {number} points left at a referred share of {share:g}"
+    where = f"for the {len(targets)} of {number} points left at a referred share of {referred:g}"
     try:
         value = float(score(predictions, targets))
     except (TypeError, ValueError) as error:

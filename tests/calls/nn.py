@@ -113,9 +113,9 @@ ROWS = [
     Row("nn.MultiHead", lambda: dict(trunk=nn.Linear(3, 4), heads=[nn.Linear(4, 2), nn.Linear(4, 5)])),
     Row(
         "nn.use_head",
-        lambda: dict(model=BayesianModule(multi_head()), head=1, also=[0]),
-        dict(head=some(2), also=some([2])),
-        takes=dict(also=("empty",)),
+        lambda: dict(model=BayesianModule(multi_head()), head=1, other_heads=[0]),
+        dict(head=some(2), other_heads=some([2])),
+        takes=dict(other_heads=("empty",)),
     ),
     Row(
         "nn.SupervisedModel",

@@ -123,7 +123,7 @@ class TestHeads:
             learned(one, 0.2 + 0.1 * head)
         x = [torch.randn(4, 3), torch.randn(2, 3)]
         kept = [FunctionMemory.of(one, x[head], head) for head in (0, 1)]
-        use_head(one, 2, also=[0, 1])
+        use_head(one, 2, other_heads=[0, 1])
         guide = AutoMeanField(one, init_stddev=0.5)
         guide.setup(X, Y)
         return one, guide, kept

@@ -40,7 +40,7 @@ def scores():
         "auroc": auroc(entropy[~wrong], entropy[wrong]),
         "crps": crps_from_draws(draws, targets),
         "coverage": interval_coverage(draws.quantile(0.1, 0), draws.quantile(0.9, 0), targets),
-        "quantiles": quantile_calibration(draws.quantile(levels, 0), levels, targets).share,
+        "quantiles": quantile_calibration(draws.quantile(levels, 0), levels, targets).frequency,
     }
 
 

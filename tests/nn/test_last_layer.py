@@ -25,7 +25,7 @@ def found(net, x):
     finder = LastLayerFinder()
     with finder.watching(net):
         net(x)
-    return finder.place, finder.takes_vectors_once
+    return finder.layer_name, finder.takes_vectors_once
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_each_run_counts_its_own_calls():
     with finder.watching(net):
         net(torch.ones(4, 3))
         net(torch.ones(4, 3))
-    assert (finder.place, finder.takes_vectors_once) == ("head", True)
+    assert (finder.layer_name, finder.takes_vectors_once) == ("head", True)
 
 
 def test_a_hook_sees_input_and_output_and_may_replace_it():
@@ -74,5 +74,5 @@ def test_hooks_are_removed_when_the_block_ends_and_when_it_fails():
     with pytest.raises(RuntimeError, match="shapes"), finder.watching(net):
         net(torch.ones(4, 7))
     net(torch.ones(4, 3))
-    assert finder.place is None
+    assert finder.layer_name is None
     assert not net._forward_hooks

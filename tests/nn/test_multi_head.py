@@ -66,7 +66,7 @@ class TestSites:
 
     def test_a_head_may_be_looked_under(self):
         bnn = BayesianModule(network())
-        use_head(bnn, 1, also=[0])
+        use_head(bnn, 1, other_heads=[0])
         with under_head(bnn, 2):
             assert bnn.sites_in_use == (*TRUNK, *head(2))
         assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))

@@ -29,7 +29,7 @@ def test_coverage_worked_by_hand():
 def test_calibration_worked_by_hand():
     quantiles = torch.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 3.0]])
     curve = quantile_calibration(quantiles, [0.1, 0.5, 0.8], torch.tensor([1.0, 3.5]))
-    assert curve.share.tolist() == [0.0, 0.5, 0.5]
+    assert curve.frequency.tolist() == [0.0, 0.5, 0.5]
     assert curve.count == 2
     assert curve.error.item() == pytest.approx((0.1 + 0.0 + 0.3) / 3)
 
@@ -44,7 +44,7 @@ def test_a_prediction_of_the_right_model_is_calibrated():
     curve = quantile_calibration(quantiles, LEVELS, y)
     # Binomial errors of the shares, and one draw of the 400 that the rank of a level may be off by.
     tolerance = 4 * (LEVELS * (1 - LEVELS) / points).sqrt() + 1 / 400
-    assert ((curve.share - LEVELS).abs() < tolerance).all()
+    assert ((curve.frequency - LEVELS).abs() < tolerance).all()
     covered = interval_coverage(quantiles[:2], quantiles[3:].flip(0), y)
     assert covered.tolist() == pytest.approx([0.9, 0.5], abs=4 * 0.5 / math.sqrt(points) + 1 / 200)
 

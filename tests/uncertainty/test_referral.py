@@ -31,7 +31,7 @@ def mean(predictions, targets):
 def test_worked_by_hand():
     """Five points, of which the most uncertain but one is wrong: 4/5, then 3/4, then all right."""
     curve = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, shares=[0.0, 0.2, 0.4, 0.8])
-    assert curve.share.tolist() == [0.0, 0.2, 0.4, 0.8]
+    assert curve.referred.tolist() == [0.0, 0.2, 0.4, 0.8]
     assert curve.score.tolist() == pytest.approx([0.8, 0.75, 1.0, 1.0], rel=1e-6)
     assert (curve.resamples.shape, curve.stderr.shape) == ((100, 4), (4,))
 
@@ -41,7 +41,7 @@ def test_the_score_is_that_of_the_most_certain_points(score):
     probs, labels = simulate(200, 3)
     uncertainty = torch.special.entr(probs).sum(-1)
     curve = referral_curve(score, probs, labels, uncertainty, num_resamples=2)
-    for share, value in zip(curve.share.tolist(), curve.score.tolist(), strict=True):
+    for share, value in zip(curve.referred.tolist(), curve.score.tolist(), strict=True):
         kept = uncertainty.argsort()[: 200 - round(200 * share)]
         assert value == pytest.approx(float(score(probs[kept], labels[kept])))
 

@@ -507,15 +507,15 @@ def find_last_layer(network: TrainedNetwork, x: Batch) -> LastLayer:
     finder = LastLayerFinder()
     with finder.watching(network.skeleton):
         network.run(x)
-    if finder.place is None or not finder.takes_vectors_once:
+    if finder.layer_name is None or not finder.takes_vectors_once:
         modules = network.skeleton.named_modules()
         linear = [name for name, module in modules if isinstance(module, nn.Linear)]
         raise ValueError(
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"
         )
-    weight, bias = parameter_names(finder.place)
-    shared = network.skeleton.get_submodule(finder.place).weight
+    weight, bias = parameter_names(finder.layer_name)
+    shared = network.skeleton.get_submodule(finder.layer_name).weight
     named = network.skeleton.named_parameters(remove_duplicate=False)
     owners = [name for name, parameter in named if parameter is shared]
     if weight not in network.values or len(owners) > 1:
@@ -523,4 +523,4 @@ def find_last_layer(network: TrainedNetwork, x: Batch) -> LastLayer:
             f"site '{weight}' of the last layer must be random and its own, got a weight of {owners} and the sites "
             f"{sorted(network.values)}"
         )
-    return LastLayer(finder.place, weight, bias if bias in network.values else None)
+    return LastLayer(finder.layer_name, weight, bias if bias in network.values else None)

@@ -37,7 +37,7 @@ from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Bernoulli, Categorical
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
-from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names, read_noise
+from pyro_radial.nn.supervised import ModelNetwork, find_network, likelihood_names, read_noise
 
 DEFAULT_NUM_SAMPLES = 64
 METHODS = ("draws", "linearized", "probit")
@@ -188,7 +188,7 @@ def _predict_by_draws(
                 for argument, value in run.noise.items():
                     noise.setdefault(argument, []).append(value)
     likelihood = getattr(model, "likelihood", None)
-    warn_if_identical(samples, lambda: draws.is_point(drawn, own_names(likelihood)))
+    warn_if_identical(samples, lambda: draws.is_point(drawn, likelihood_names(likelihood)))
     stacked = {name: torch.stack(values) for name, values in noise.items()}
     return make_prediction(samples, likelihood, stacked)
 

@@ -23,11 +23,11 @@ from pyro_radial.infer.prediction.prediction import (
     make_prediction,
     warn_if_identical,
 )
+from pyro_radial.nn.fixed_tensors import place_below
 from pyro_radial.nn.functional_net import Arguments, FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
-from pyro_radial.nn.own_tensors import place_below
 from pyro_radial.nn.supervised import ModelNetwork, for_likelihood, inputs_of, network_of
 
 # Many rows of these take up to seven times as long under vmap as in a loop on a CPU, few rows half as long.

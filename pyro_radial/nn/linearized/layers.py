@@ -20,9 +20,9 @@ MAX_GRADIENTS = 2**22
 
 
 class LinearLayer(NamedTuple):
-    """A linear or convolutional layer by its place in the network, and the sites of its random parameters."""
+    """A linear or convolutional layer by its name in the network, and the sites of its random parameters."""
 
-    place: str
+    name: str
     weight: str | None
     bias: str | None
     #: The shape of its output for one input.
@@ -51,19 +51,23 @@ def linear_layers(
     # The shape of a layer's output for one input; empty if the layer is called again, or with another input.
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def cut(place: str, a: Tensor, output: Tensor) -> Tensor:
-        fits = a.dim() == (2 if isinstance(modules[place], nn.Linear) else 4) and len(a) == len(x)
-        shapes[place] = tuple(output.shape[1:]) if fits and place not in shapes else ()
+    def detach_output(name: str, a: Tensor, output: Tensor) -> Tensor:
+        has_row_per_input = a.dim() == (2 if isinstance(modules[name], nn.Linear) else 4) and len(
+            a
+        ) == len(x)
+        shapes[name] = tuple(output.shape[1:]) if has_row_per_input and name not in shapes else ()
         return output.detach()
 
-    with torch.enable_grad(), hooked(modules, cut):
+    with torch.enable_grad(), hooked(modules, detach_output):
         output = function(leaves, x)
     # A weight that is also used outside of its layer still has a gradient.
-    beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
-    once = all(shapes.get(layer.place) for layer in layers)
-    if beside or not once:
+    is_used_outside = any(
+        gradient is not None for gradient in gradients(output, list(leaves.values()))
+    )
+    are_called_once = all(shapes.get(layer.name) for layer in layers)
+    if is_used_outside or not are_called_once:
         return None
-    return tuple(layer._replace(shape=shapes[layer.place]) for layer in layers)
+    return tuple(layer._replace(shape=shapes[layer.name]) for layer in layers)
 
 
 def layerwise_terms(
@@ -81,20 +85,20 @@ def layerwise_terms(
 
     .. math:: J = \delta_l, \qquad v = V_l a_l^2 + v_l,
 
-    which needs no Jacobian in the weights. A convolution has the Jacobian in its weights, summed over places.
+    which needs no Jacobian in the weights. A convolution has the Jacobian in its weights, summed over positions.
     """
     like = next(iter(mean.values()))
-    shifts = {layer.place: like.new_zeros(len(x), *layer.shape) for layer in layers}
+    shifts = {layer.name: like.new_zeros(len(x), *layer.shape) for layer in layers}
     modules = _modules(function, layers)
 
     def run_shifted(shifts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         inputs: dict[str, Tensor] = {}
 
-        def add(place: str, a: Tensor, output: Tensor) -> Tensor:
-            inputs[place] = a
-            return output + shifts[place]
+        def add_shift(name: str, a: Tensor, output: Tensor) -> Tensor:
+            inputs[name] = a
+            return output + shifts[name]
 
-        with hooked(modules, add):
+        with hooked(modules, add_shift):
             return function(mean, x), inputs
 
     values, pull, inputs = vjp(run_shifted, shifts, has_aux=True)  # type: ignore[misc]
@@ -104,20 +108,26 @@ def layerwise_terms(
 
     def terms() -> Iterator[tuple[Tensor, Tensor]]:
         for layer in layers:
-            a = inputs[layer.place]
-            delta = deltas[layer.place]
+            a = inputs[layer.name]
+            delta = deltas[layer.name]
             weight = None if layer.weight is None else variance[layer.weight]
             bias = None if layer.bias is None else variance[layer.bias]
             if layer.is_dense:
                 # At least one of the two has a variance.
-                both = bias if weight is None else nn.functional.linear(a.square(), weight, bias)
-                yield delta, both.expand(len(a), -1)  # type: ignore[union-attr]
+                layer_variance = (
+                    bias if weight is None else nn.functional.linear(a.square(), weight, bias)
+                )
+                yield delta, layer_variance.expand(len(a), -1)  # type: ignore[union-attr]
                 continue
             if weight is not None:
-                own: Any = modules[layer.place]
-                # The part of the input that each output of a convolution sees, [N, K, places].
+                convolution: Any = modules[layer.name]
+                # The part of the input that each output of a convolution sees, [N, K, positions].
                 patches = nn.functional.unfold(
-                    a, own.kernel_size, own.dilation, own.padding, own.stride
+                    a,
+                    convolution.kernel_size,
+                    convolution.dilation,
+                    convolution.padding,
+                    convolution.stride,
                 )
                 by_weight = delta.flatten(3).flatten(1, 2) @ patches.mT
                 yield by_weight.unflatten(1, delta.shape[1:3]).flatten(2), weight.reshape(1, -1)
@@ -152,8 +162,8 @@ def _find_layers(model: object, names: Collection[str]) -> tuple[LinearLayer, ..
     if len(site_of) != len(names):
         return None
     layers: list[LinearLayer] = []
-    owned: list[str] = []
-    for place, module in skeleton.named_modules():
+    layer_sites: list[str] = []
+    for layer_name, module in skeleton.named_modules():
         sites = {}
         for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if id(parameter) in site_of:
@@ -161,10 +171,10 @@ def _find_layers(model: object, names: Collection[str]) -> tuple[LinearLayer, ..
         if sites and not _is_known(module):
             return None
         if sites:
-            layers.append(LinearLayer(place, sites.get("weight"), sites.get("bias")))
-            owned += sites.values()
+            layers.append(LinearLayer(layer_name, sites.get("weight"), sites.get("bias")))
+            layer_sites += sites.values()
     # A parameter that two layers share is not the parameter of one layer.
-    return tuple(layers) if len(owned) == len(set(owned)) else None
+    return tuple(layers) if len(layer_sites) == len(set(layer_sites)) else None
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -179,6 +189,6 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _modules(function: SiteFunction, layers: Sequence[LinearLayer]) -> dict[str, nn.Module]:
-    """Return the modules of the layers, by their places in the network."""
+    """Return the modules of the layers, by their names in the network."""
     skeleton = modules_of(BayesianModule, function.model)[0].skeleton
-    return {layer.place: skeleton.get_submodule(layer.place) for layer in layers}
+    return {layer.name: skeleton.get_submodule(layer.name) for layer in layers}

@@ -64,11 +64,11 @@ class CovarianceBlock(NamedTuple):
         covariance = self.covariance.double()
         if self.is_full:
             return self._replace(covariance=covariance).times(jacobian) @ jacobian.mT
-        found: Tensor = _Gram.apply(jacobian, covariance.flatten())
+        product: Tensor = _Gram.apply(jacobian, covariance.flatten())
         if self.factor is None:
-            return found
+            return product
         projected = jacobian @ self.factor.double()
-        return found + projected @ projected.mT
+        return product + projected @ projected.mT
 
 
 class _Gram(torch.autograd.Function):
@@ -188,18 +188,18 @@ class Linearization:
         """Return what the function depends on; look once for each shape of an input and each head in use."""
         key = (x.shape[1:], *(network.sites_in_use for network in self._networks))
         if key not in self._structures:
-            given, others = self.function.dependence(self.mean, x[:1])
-            if others:
+            known_sites, unknown_sites = self.function.dependence(self.mean, x[:1])
+            if unknown_sites:
                 raise ValueError(
-                    f"posterior must have a mean and a variance at site '{others[0]}' of the model, on which the "
-                    f"function depends, got them for {sorted(self.mean)}"
+                    f"posterior must have a mean and a variance at site '{unknown_sites[0]}' of the model, on which "
+                    f"the function depends, got them for {sorted(self.mean)}"
                 )
             layers = None
-            if all(block.is_diagonal for block in self._blocks_of(given)):
-                layers = linear_layers(self.function, given, self.mean, x[:1])
+            if all(block.is_diagonal for block in self._blocks_of(known_sites)):
+                layers = linear_layers(self.function, known_sites, self.mean, x[:1])
             with torch.no_grad():
                 shape = tuple(self.function.values(self.mean, x[:1]).shape[1:])
-            self._structures[key] = Structure(given, layers, shape)
+            self._structures[key] = Structure(known_sites, layers, shape)
         return self._structures[key]
 
     def _by_chunk(
@@ -263,10 +263,13 @@ class Linearization:
             output, pull = vjp(values, self.mean)  # type: ignore[misc]
             eye = torch.eye(num_outputs, dtype=output.dtype, device=output.device)
             if num_outputs == 1:
-                (found,) = pull(eye[0])
+                (jacobian,) = pull(eye[0])
             else:
-                (found,) = each(pull)(eye)
-            return output, {site: part.reshape(num_outputs, -1) for site, part in found.items()}
+                (jacobian,) = each(pull)(eye)
+            return output, {
+                site: site_jacobian.reshape(num_outputs, -1)
+                for site, site_jacobian in jacobian.items()
+            }
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
             with _differentiable():
@@ -314,13 +317,13 @@ def _merge_diagonal(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
         return list(blocks)
-    others = [block for block in blocks if not block.is_diagonal]
+    nondiagonal = [block for block in blocks if not block.is_diagonal]
     sites: list[str] = []
     variances = []
     for block in diagonal:
         sites += block.sites
         variances.append(block.covariance.flatten())
-    return [CovarianceBlock(tuple(sites), torch.cat(variances)), *others]
+    return [CovarianceBlock(tuple(sites), torch.cat(variances)), *nondiagonal]
 
 
 def _loop_over(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

@@ -53,19 +53,19 @@ class SiteFunction:
         handler = _GivenValues(leaves, self.function_site, leaf=True)
         with torch.enable_grad():
             output = self._run(handler, x)
-        leaves = {**leaves, **handler.others}
-        found = gradients(output, list(leaves.values()))
-        used = []
-        for name, gradient in zip(leaves, found, strict=True):
+        leaves = {**leaves, **handler.centered_leaves}
+        site_gradients = gradients(output, list(leaves.values()))
+        used_sites = []
+        for name, gradient in zip(leaves, site_gradients, strict=True):
             if gradient is not None:
-                used.append(name)
-        if not used:
+                used_sites.append(name)
+        if not used_sites:
             raise ValueError(
                 f"model must have a function that can be differentiated in its weights, got values at site "
                 f"'{self.function_site}' without a gradient in any of {sorted(leaves)}"
             )
-        given = tuple(name for name in used if name in values)
-        return given, tuple(name for name in used if name not in values)
+        given_sites = tuple(name for name in used_sites if name in values)
+        return given_sites, tuple(name for name in used_sites if name not in values)
 
     def _run(self, handler: "_GivenValues", x: Tensor) -> Tensor:
         if self._network is not None:
@@ -107,7 +107,7 @@ class _GivenValues(Messenger):
         self.values = values
         self.function_site = function_site
         self.leaf = leaf
-        self.others: dict[str, Tensor] = {}
+        self.centered_leaves: dict[str, Tensor] = {}
         self.output: Any = None
 
     def _pyro_sample(self, msg: Message) -> None:
@@ -134,5 +134,5 @@ class _GivenValues(Messenger):
                 f"posterior must have site '{name}' of the model, whose prior has no center: {error}"
             ) from None
         if self.leaf:
-            value = self.others[name] = value.requires_grad_()
+            value = self.centered_leaves[name] = value.requires_grad_()
         return value

@@ -31,8 +31,8 @@ from pyro_radial.nn.local.unit_noise import (
 PARAMETERS = ("weight", "bias")
 #: The function that reads a tensor's dtype, as ``__torch_function__`` sees it.
 DTYPE_OF = vars(torch._C.TensorBase)["dtype"].__get__
-#: The tensors of a noise, which follow the name of its site.
-NOISE_PARTS = ("loc", "scale")
+#: The fields of a noise that are tensors; their names follow that of its site.
+NOISE_FIELDS = ("loc", "scale")
 
 
 class _NotLocalError(Exception):
@@ -50,9 +50,9 @@ class LocalLayers:
         # The shapes of the network's random parameters.
         self._shapes = shapes
         # The reasons that calls have found, by layer, and the sites that a warning has named.
-        self._found: dict[str, str] = {}
-        self._said: set[str] = set()
-        self._has_looked = False
+        self._call_reasons: dict[str, str] = {}
+        self._warned_sites: set[str] = set()
+        self._has_checked_rows = False
         self._reasons = _find_reasons(skeleton)
 
     def output(
@@ -72,17 +72,17 @@ class LocalLayers:
         :param values: a value for each parameter; those of undrawn sites do not matter.
         :param sites: has the noise of the undrawn sites.
         """
-        first = _first_tensor(inputs)
-        rows = 0 if first is None or first.dim() == 0 else len(first)
+        first_input = _first_tensor(inputs)
+        rows = 0 if first_input is None or first_input.dim() == 0 else len(first_input)
         while True:
             reasons = self._reasons_of(sites.noises)
             local = dict(sites.noises)
-            given = dict(values)
+            site_values = dict(values)
             for name in reasons:
-                given[name] = local.pop(name).draw(sites.shapes[name])
+                site_values[name] = local.pop(name).draw(sites.shapes[name])
             for name in local:
-                del given[name]
-            split = _split_noise(given, local, sites.shapes, self._shapes)
+                del site_values[name]
+            split = _split_noise(site_values, local, sites.shapes, self._shapes)
             try:
                 with unchanged_on_error(lambda: fixed().values()):
                     output = run(*split, inputs, partial(self._within, local, rows))
@@ -90,17 +90,17 @@ class LocalLayers:
                         _check_rows(output, len(split[0]), rows)
                         self._check_first_dim(rows, inputs)
             except _NotLocalError as error:
-                layer, why = error.args
-                self._found[layer] = why
+                layer, reason = error.args
+                self._call_reasons[layer] = reason
             else:
-                self._say(reasons)
+                self._warn_of_draws(reasons)
                 return output
 
     def _check_first_dim(self, rows: int, inputs: Arguments) -> None:
         """Raise a _NotLocalError unless one more row of inputs gives one more row of outputs; look only once."""
-        if self._has_looked:
+        if self._has_checked_rows:
             return
-        self._has_looked = True
+        self._has_checked_rows = True
 
         def longer(tensor: Tensor) -> Tensor:
             size = (rows + 1, *tensor.shape[1:]) if tensor.shape[:1] == (rows,) else tensor.shape
@@ -120,33 +120,35 @@ class LocalLayers:
         for name, module in self._skeleton.named_modules():
             if isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None):
                 return dict.fromkeys(sites, f"batch norm '{name}' in train mode mixes rows")
-        for_all = self._found.get("", "")
+        for_all = self._call_reasons.get("", "")
         reasons = {}
         for site in sites:
             layer = site.rpartition(".")[0]
-            why = self._reasons.get(site) or self._found.get(layer, for_all)
-            if why:
-                reasons[site] = why
+            reason = self._reasons.get(site) or self._call_reasons.get(layer, for_all)
+            if reason:
+                reasons[site] = reason
         return reasons
 
-    def _say(self, reasons: Mapping[str, str]) -> None:
+    def _warn_of_draws(self, reasons: Mapping[str, str]) -> None:
         """Warn once for each site whose parameter is drawn."""
-        new = {site: why for site, why in reasons.items() if site not in self._said}
-        if new:
-            named = "; ".join(f"{site}: {why}" for site, why in new.items())
+        unwarned = {
+            site: reason for site, reason in reasons.items() if site not in self._warned_sites
+        }
+        if unwarned:
+            named = "; ".join(f"{site}: {reason}" for site, reason in unwarned.items())
             warnings.warn(
                 f"local reparameterization: these parameters are drawn for all rows at once: {named}",
                 stacklevel=5,
             )
-            self._said |= new.keys()
+            self._warned_sites |= unwarned.keys()
 
     @contextmanager
     def _within(
         self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]
     ) -> Iterator[None]:
-        """Let the layers of undrawn parameters compute with noise during a call on so many rows.
+        """Let the layers of undrawn parameters compute with noise during a call on ``rows`` rows.
 
-        ``tensors`` has the parts of the noises among the network's tensors; they are taken out. A _NotLocalError from
+        ``tensors`` also has the tensors of the noises, which are removed. A _NotLocalError from
         the call means that the network uses a parameter in another way.
         """
         parameters: dict[str, Parameter] = dict(tensors)
@@ -154,7 +156,9 @@ class LocalLayers:
             loc = tensors.pop(f"{site}.loc")
             scale = tensors.pop(f"{site}.scale")
             parameters[site] = replace(noise, loc=loc, scale=scale)
-            tensors[site] = _Elsewhere.of(site, self._skeleton.get_parameter(site), loc.dtype)
+            tensors[site] = _ParameterStandIn.of(
+                site, self._skeleton.get_parameter(site), loc.dtype
+            )
         tensors.pop("", None)
         # Tied parameters have one site, with the first name.
         named = (*self._skeleton.named_parameters(), *self._skeleton.named_buffers())
@@ -208,8 +212,8 @@ class _Call:
         return noisy_output(self.layer, input, self.weight, self.bias)
 
 
-class _Elsewhere(Tensor):
-    """Takes the place of a layer's parameter; any use of it outside the layer raises a _NotLocalError.
+class _ParameterStandIn(Tensor):
+    """Stands in for a layer's parameter; any use of it outside the layer raises a _NotLocalError.
 
     Reading its dtype is allowed, because adapters of `peft` do so.
     """
@@ -218,11 +222,11 @@ class _Elsewhere(Tensor):
     drawn_dtype: torch.dtype
 
     @classmethod
-    def of(cls, site: str, parameter: Tensor, drawn_dtype: torch.dtype) -> "_Elsewhere":
-        new = parameter.detach().as_subclass(cls)
-        new.site = site
-        new.drawn_dtype = drawn_dtype
-        return new
+    def of(cls, site: str, parameter: Tensor, drawn_dtype: torch.dtype) -> "_ParameterStandIn":
+        stand_in = parameter.detach().as_subclass(cls)
+        stand_in.site = site
+        stand_in.drawn_dtype = drawn_dtype
+        return stand_in
 
     @classmethod
     def __torch_function__(
@@ -232,10 +236,10 @@ class _Elsewhere(Tensor):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
-        own = next((arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, cls)), None)
-        if own is not None and func == DTYPE_OF:
-            return own.drawn_dtype
-        layer = "" if own is None else own.site.rpartition(".")[0]
+        stand_in = next((arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, cls)), None)
+        if stand_in is not None and func == DTYPE_OF:
+            return stand_in.drawn_dtype
+        layer = "" if stand_in is None else stand_in.site.rpartition(".")[0]
         raise _NotLocalError(layer, "it is used outside of its layer")
 
 
@@ -245,17 +249,17 @@ def _find_reasons(skeleton: nn.Module) -> dict[str, str]:
     for name, parameter in skeleton.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     reasons = {}
-    for site, *others in names.values():
+    for site, *tied_names in names.values():
         layer, _, leaf = site.rpartition(".")
         module = skeleton.get_submodule(layer)
         if type(module) not in LAYERS or leaf not in PARAMETERS or "forward" in vars(module):
             reasons[site] = f"{type(module).__name__} has no local reparameterization"
-        elif any(own in vars(module) for own in PARAMETERS):
+        elif any(leaf_name in vars(module) for leaf_name in PARAMETERS):
             reasons[site] = (
                 "its layer has a weight or bias that is neither a parameter nor a buffer"
             )
-        elif others:
-            reasons[site] = f"it is the same as {others[0]}"
+        elif tied_names:
+            reasons[site] = f"it is the same as {tied_names[0]}"
     return reasons
 
 
@@ -265,8 +269,8 @@ def _first_tensor(nested: object) -> Tensor | None:
 
 def _check_rows(output: object, draws: int, rows: int) -> None:
     """Raise a _NotLocalError unless a network's output has a row for each row of its input."""
-    first = _first_tensor(output)
-    if first is None or first.shape[draws : draws + 1] != (rows,):
+    output_tensor = _first_tensor(output)
+    if output_tensor is None or output_tensor.shape[draws : draws + 1] != (rows,):
         raise _NotLocalError("", "the network's output has no row for each row of its input")
 
 
@@ -288,12 +292,12 @@ def _split_noise(
         shape = shapes[name]
         sizes = site_shapes[name][: len(site_shapes[name]) - len(shape)]
         lead = tuple(size for size in sizes if size != 1) or lead
-        for part in NOISE_PARTS:
-            tensor = getattr(noise, part)
+        for field in NOISE_FIELDS:
+            tensor = getattr(noise, field)
             if tensor.shape != shape:
                 tensor = tensor.expand(site_shapes[name])
-            tensors[f"{name}.{part}"] = tensor
-            tensor_shapes[f"{name}.{part}"] = shape
+            tensors[f"{name}.{field}"] = tensor
+            tensor_shapes[f"{name}.{field}"] = shape
     if lead:
         tensors[""] = next(iter(noises.values())).loc.new_zeros(lead)
         tensor_shapes[""] = torch.Size()
@@ -335,24 +339,29 @@ class ParameterSites(Messenger):
 class AskForLocalReparameterization(Messenger):
     """Asks guides for local reparameterization in calls of a model with targets.
 
-    ``asks`` is a function from the arguments of a call to whether it asks, ``now`` whether the current call does.
+    ``asks`` is a function from the arguments of a call to whether it asks, ``is_asking`` whether the current call does.
     """
 
-    def __init__(self, asks: Callable[..., bool], now: bool) -> None:
+    def __init__(self, asks: Callable[..., bool], is_asking: bool) -> None:
         super().__init__()
         self._asks = asks
-        self._now = now
-        self._asked: set[str] = set()
+        self._is_asking = is_asking
+        self._asked_sites: set[str] = set()
 
     def _pyro_sample(self, msg: Message) -> None:
         if msg["infer"].get(PARAMETER):
             msg["infer"] = {**msg["infer"], ASKS: self._asks}
-            self._asked.add(msg["name"])
+            self._asked_sites.add(msg["name"])
 
     def _pyro_post_sample(self, msg: Message) -> None:
         # A guide's site brings its own ``infer``; without a guide the model's is still there.
         infer = msg["infer"]
-        if self._now and msg["name"] in self._asked and ASKS not in infer and NOISE not in infer:
+        if (
+            self._is_asking
+            and msg["name"] in self._asked_sites
+            and ASKS not in infer
+            and NOISE not in infer
+        ):
             raise ValueError(
                 f"guide must leave site {msg['name']!r} undrawn under local_reparameterization=True, "
                 "got a draw; take a guide of this library, or wrap your own guide as "
@@ -361,7 +370,7 @@ class AskForLocalReparameterization(Messenger):
 
     def check(self, sites: Collection[str]) -> None:
         """Raise a ValueError naming a parameter that has no site of its own."""
-        missing = [name for name in sites if name not in self._asked]
+        missing = [name for name in sites if name not in self._asked_sites]
         if missing:
             raise ValueError(
                 f"prior must have site {missing[0]!r} for local_reparameterization=True, "

@@ -63,10 +63,10 @@ class UnitNoise:
         directions = self.directions(shape)
         if self.radius is None:
             return directions
-        first = directions
+        group_elements = directions
         for dim in range(-self.radius_dim, 0):
-            first = first.narrow(dim, 0, 1)
-        return directions * self.radius(first)
+            group_elements = group_elements.narrow(dim, 0, 1)
+        return directions * self.radius(group_elements)
 
     def directions(self, shape: Sequence[int]) -> Tensor:
         """Draw the noise without its radii."""
@@ -227,10 +227,12 @@ def _signs(rows: int, size: int, like: Tensor) -> Tensor:
 
 def _at_channels(layer: nn.Module, values: Tensor, dims: int) -> Tensor:
     """Return values ``[rows, channels]``, broadcast over all positions of an input or output."""
-    ones = (1,) * (dims - 2)
+    position_dims = (1,) * (dims - 2)
     rows, channels = values.shape
     return values.reshape(
-        (rows, *ones, channels) if isinstance(layer, nn.Linear) else (rows, channels, *ones)
+        (rows, *position_dims, channels)
+        if isinstance(layer, nn.Linear)
+        else (rows, channels, *position_dims)
     )
 
 

@@ -69,22 +69,24 @@ class TensorSites(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """A site with its distribution, and the first value, at which a guide starts."""
+    """A site with its distribution, and its initial value in a guide."""
 
     name: str
     distribution: Any
-    first: Tensor
+    initial_value: Tensor
 
     @classmethod
-    def of(cls, name: str, each: Any, first: Tensor) -> "_Site":
+    def of(cls, name: str, each: Any, initial_value: Tensor) -> "_Site":
         """Return a site whose elements all have one distribution."""
-        return cls(name, each.expand(first.shape).to_event(first.dim()), first)
+        return cls(
+            name, each.expand(initial_value.shape).to_event(initial_value.dim()), initial_value
+        )
 
     def sample(self) -> Tensor:
         return pyro.sample(
             self.name,
             self.distribution,
-            infer={"initial_value": self.first},  # type: ignore[arg-type]
+            infer={"initial_value": self.initial_value},  # type: ignore[arg-type]
         )
 
 
@@ -133,16 +135,16 @@ class RadialDirectionalPrior:
         global_scale: float = 1.0,
         bias_scale: float = 1.0,
     ) -> None:
-        for one in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
-            if not isinstance(one, str) or one not in SIDES:
+        for grouping_name in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
+            if not isinstance(grouping_name, str) or grouping_name not in SIDES:
                 raise ValueError(
-                    f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {one!r}"
+                    f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {grouping_name!r}"
                 )
         self.grouping = grouping
         self.global_scale = positive_float("global_scale", global_scale)
         self.bias_scale = bias_scale
         self._normal = FanIn(bias_scale=bias_scale)
-        self._made: dict[str, tuple[Tensor, dict[str, _Site]]] = {}
+        self._sites_by_parameter: dict[str, tuple[Tensor, dict[str, _Site]]] = {}
 
     def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Raise a ValueError if a grouping names a parameter that is not among these."""
@@ -163,11 +165,11 @@ class RadialDirectionalPrior:
         if grouping is None:
             normal = to_like(self._normal(name, parameter), parameter)
             return _Site.of(name, normal, parameter).sample()
-        made_for, sites = self._made.get(name, (None, {}))
+        sites_parameter, sites = self._sites_by_parameter.get(name, (None, {}))
         # A network that was moved or cast has new tensors.
-        if made_for is not parameter:
+        if sites_parameter is not parameter:
             sites = self._make(name, parameter, grouping)
-            self._made[name] = parameter, sites
+            self._sites_by_parameter[name] = parameter, sites
         names = TensorSites(name)
         radius = _sample_radius(names.global_radius, sites)
         weight = radius.reshape(radius.shape + (1,) * parameter.dim())
@@ -193,24 +195,26 @@ class RadialDirectionalPrior:
         """Return the sites of a weight tensor, by name."""
         names = TensorSites(name)
         sides = SIDES[grouping]
-        made: list[_Site] = []
+        tensor_sites: list[_Site] = []
         global_radius = parameter.new_ones(())
-        for side, part in zip(sides, _split_product(parameter, len(sides)), strict=True):
-            groups = part if side == "row" else part.transpose(0, 1)
-            norm, first = _polar(groups.flatten(1))
+        for side, factor in zip(sides, _split_product(parameter, len(sides)), strict=True):
+            groups = factor if side == "row" else factor.transpose(0, 1)
+            norm, directions = _polar(groups.flatten(1))
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
-            made.append(_Site(names.direction(side), _direction_prior(first), first))
-            made += _factors(names.local_radius(side), 1.0, norm / typical)
-        made += _factors(names.global_radius, self.global_scale, global_radius)
-        return {site.name: site for site in made}
+            tensor_sites.append(
+                _Site(names.direction(side), _direction_prior(directions), directions)
+            )
+            tensor_sites += _factors(names.local_radius(side), 1.0, norm / typical)
+        tensor_sites += _factors(names.global_radius, self.global_scale, global_radius)
+        return {site.name: site for site in tensor_sites}
 
 
 def _sample_radius(names: RadiusSites, sites: Mapping[str, _Site]) -> Tensor:
     """Sample the factors of a half-Cauchy radius, and record the radius."""
     gamma = sites[names.gamma]
     radius = half_cauchy_value(gamma.sample(), sites[names.inverse_gamma].sample())
-    return pyro.deterministic(names.radius, radius, event_dim=gamma.first.dim())
+    return pyro.deterministic(names.radius, radius, event_dim=gamma.initial_value.dim())
 
 
 def _in_layout(groups: Tensor, side: Side, shape: torch.Size) -> Tensor:
@@ -222,22 +226,22 @@ def _in_layout(groups: Tensor, side: Side, shape: torch.Size) -> Tensor:
     return columns.transpose(len(draws), len(draws) + 1)
 
 
-def _direction_prior(first: Tensor) -> Any:
+def _direction_prior(directions: Tensor) -> Any:
     """Return the prior of directions ``[groups, n]``, or of the groups of one element, which have none."""
-    groups, size = first.shape
+    groups, size = directions.shape
     each: Any = (
         dist.Normal(0.0, 1.0).expand((1,)).to_event(1) if size == 1 else HypersphericalUniform(size)
     )
-    return to_like(each, first).expand((groups,)).to_event(1)
+    return to_like(each, directions).expand((groups,)).to_event(1)
 
 
-def _factors(names: RadiusSites, scale: float, first: Tensor) -> list[_Site]:
-    """Return the sites of the two factors of a half-Cauchy radius's square; ``first`` is the radius's first value."""
-    gamma, inverse_gamma = half_cauchy_factors(first.new_tensor(scale))
+def _factors(names: RadiusSites, scale: float, radius: Tensor) -> list[_Site]:
+    """Return the sites of the two factors of a half-Cauchy radius's square; ``radius`` is its initial value."""
+    gamma, inverse_gamma = half_cauchy_factors(radius.new_tensor(scale))
     # The most probable factors, in log space, whose product is the squared radius.
-    inverse = 1.0 + (first / scale).square()
+    inverse = 1.0 + (radius / scale).square()
     return [
-        _Site.of(names.gamma, gamma, first.square() / inverse),
+        _Site.of(names.gamma, gamma, radius.square() / inverse),
         _Site.of(names.inverse_gamma, inverse_gamma, inverse),
     ]
 

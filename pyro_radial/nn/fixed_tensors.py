@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.compat import stored_name
 
 
-class OwnTensors:
+class FixedTensors:
     """Copies of a network's parameters and buffers that are not random, in modules nested as in the network.
 
     Reading a trained parameter while Pyro runs a model makes its ``param`` statement. The owner registers :attr:`root`,
@@ -24,7 +24,7 @@ class OwnTensors:
     def __init__(self, net: nn.Module, random: Collection[str]) -> None:
         self.root = PyroModule()
         self._trained: dict[str, tuple[PyroModule, str]] = {}
-        self._fixed: dict[str, tuple[PyroModule, str]] = {}
+        self._untrained: dict[str, tuple[PyroModule, str]] = {}
         saved = net.state_dict(keep_vars=True).keys()
         for name, tensor in (*net.named_parameters(), *net.named_buffers()):
             if name in random:
@@ -35,7 +35,7 @@ class OwnTensors:
                 self._trained[name] = owner, leaf
             else:
                 owner.register_buffer(leaf, copy_tensor(tensor), persistent=name in saved)
-                self._fixed[name] = owner, leaf
+                self._untrained[name] = owner, leaf
 
     def trained(self) -> dict[str, Tensor]:
         """Return the trained parameters by name; reading them makes their ``param`` statements."""
@@ -44,13 +44,13 @@ class OwnTensors:
                 _adopt_stored_value(owner, leaf)
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
 
-    def fixed(self) -> dict[str, Tensor]:
+    def untrained(self) -> dict[str, Tensor]:
         """Return the frozen parameters and the buffers by name."""
-        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._fixed.items()}
+        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._untrained.items()}
 
     def keep_new_buffers(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep the buffers that a module assigned instead of writing into them."""
-        for name, (owner, leaf) in self._fixed.items():
+        for name, (owner, leaf) in self._untrained.items():
             if tensors[name] is not getattr(owner, leaf):
                 setattr(owner, leaf, tensors[name].detach())
 
@@ -62,10 +62,10 @@ def place_below(root: nn.Module, name: str) -> tuple[Any, str]:
     """
     *path, leaf = name.split(".")
     owner = root
-    for part in path:
-        if part not in dict(owner.named_children()):
-            owner.add_module(part, type(root)())
-        owner = owner.get_submodule(part)
+    for module_name in path:
+        if module_name not in dict(owner.named_children()):
+            owner.add_module(module_name, type(root)())
+        owner = owner.get_submodule(module_name)
     return owner, leaf
 
 
@@ -78,8 +78,8 @@ def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
     # Pyro trains what its store holds under our name, which after a load of the store is not our tensor.
     store = pyro.get_param_store()
     fullname = stored_name(owner, leaf)
-    own = dict(owner.named_parameters(recurse=False))[leaf]
-    if fullname in store and store[fullname] is not own:
+    parameter = dict(owner.named_parameters(recurse=False))[leaf]
+    if fullname in store and store[fullname] is not parameter:
         with torch.no_grad():
-            own.copy_(store[fullname])
-        store[fullname] = own
+            parameter.copy_(store[fullname])
+        store[fullname] = parameter
