@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 from pyro_radial._columns import Columns
-from pyro_radial._pyro.checks import check_flag, check_function, check_types, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.infer import Prediction, SampledNetwork, fit
 from pyro_radial.infer.autoguide import AutoRadial
@@ -130,9 +130,7 @@ class _BayesianEstimator(BaseEstimator):
             return nn.Sequential(*layers).double()
         if isinstance(self.network, nn.Module):
             return copy.deepcopy(self.network)
-        network = check_function("network", self.network)(features, outputs)
-        check_types(nn.Module, network=network)
-        return network
+        return self.network(features, outputs)
 
     def _read_columns(self, X: Any) -> np.ndarray:
         """Turn the columns of a table into those of the network's input."""
@@ -277,7 +275,6 @@ class BayesianRegressor(RegressorMixin, _BayesianEstimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean of each row's targets and, if asked, their standard deviation with the noise."""
-        check_flag("return_std", return_std)
         moments = self._predict(
             X, lambda prediction: torch.stack([prediction.mean, prediction.variance], 1)
         )

@@ -268,7 +268,6 @@ def test_faults_of_an_array_name_the_column(x, message):
         ({"class_weight": "even"}, LABELS, "'class_weight' parameter .* must be"),
         ({"network": nn.Linear(2, 5)}, LABELS, r"network must return \(2, 3\) numbers, .*got \(2, 5\)"),
         ({"network": nn.Linear(7, 3)}, LABELS, "the network of bnn, .* failed"),
-        ({"network": lambda features, outputs: None}, LABELS, "network must be a Module, got NoneType"),
         ({"epochs": 0}, LABELS, "epochs must be a positive integer, got 0"),
         ({"random_state": "x"}, LABELS, "random_state must be a seed, got 'x'"),
     ],

@@ -16,7 +16,6 @@ from pyro.nn.module import pyro_method
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.fixed_tensors import FixedTensors, copy_tensor
@@ -178,7 +177,6 @@ class BayesianModule(UniquelyNamed):
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape.
         """
-        check_types(Mapping, parameters=parameters)
         values = split_draws({**self._initial, **parameters}, self._shapes)
         return self._output(*values, Arguments(args, kwargs))
 
@@ -187,7 +185,6 @@ class BayesianModule(UniquelyNamed):
 
         Leading dims of size one are dropped; several draws raise a ValueError.
         """
-        check_types(Mapping, parameters=parameters)
         draws, shared, _ = split_draws(parameters, self._shapes)
         if draws:
             raise ValueError(
@@ -235,7 +232,6 @@ class BayesianModule(UniquelyNamed):
             >>> type(plain).__name__, plain.weight.requires_grad
             ('Linear', True)
         """
-        check_types(Mapping, draw=draw)
         tensors = self.fixed_tensors()
         with torch.no_grad(), poutine.block():
             for name in self._shapes:
@@ -292,7 +288,6 @@ class BayesianModule(UniquelyNamed):
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         """Return the value of a parameter in a draw, of the parameter's shape; one not in use keeps its first value."""
         value: Any = draw.get(name, self._initial[name])
-        check_types(Tensor, **{f"draw[{name!r}]": value})
         if name not in draw and self._in_use(name):
             # A prior may compute it from sites of other names.
             trace = poutine.trace(poutine.condition(self._sample, data=dict(draw))).get_trace(name)

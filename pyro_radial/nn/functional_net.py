@@ -19,7 +19,6 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import tree_leaves, tree_map_only
 
 logger = logging.getLogger("pyro_radial")
@@ -183,7 +182,6 @@ def split_draws(
             raise ValueError(
                 f"parameters must have values of the sites {list(shapes)} only, got {name!r}"
             )
-        check_types(Tensor, **{f"parameters[{name!r}]": value})
         shape = shapes[name]
         num_draw_dims = value.dim() - len(shape)
         if num_draw_dims < 0 or value.shape[num_draw_dims:] != shape:

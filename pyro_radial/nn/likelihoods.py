@@ -15,7 +15,7 @@ from pyro.nn import PyroParam
 from pyro.nn.module import pyro_method
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_flag, check_types, positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.site_priors import Following
@@ -76,11 +76,7 @@ class Likelihood(UniquelyNamed):
     def __init__(self, *, num_data: int | None = None, event_dim: int = 1) -> None:
         super().__init__()
         self.num_data = num_data
-        if (
-            isinstance(event_dim, bool)
-            or not isinstance(event_dim, int)
-            or event_dim < self.min_event_dim
-        ):
+        if event_dim < self.min_event_dim:
             raise ValueError(
                 f"event_dim must be an integer >= {self.min_event_dim}, got {event_dim!r}"
             )
@@ -124,7 +120,6 @@ class Likelihood(UniquelyNamed):
         size = f.shape[-1 - self.event_dim]
         num_data = size
         if y is not None:
-            check_types(Tensor, y=y)
             y, observed = self.read_target(f, y, observed)
             num_data = self.num_data or size
             if size > num_data:
@@ -184,7 +179,6 @@ class Likelihood(UniquelyNamed):
 
     def function_values(self, f: Tensor) -> Tensor:
         """Check an output and return what the site ``"f"`` records: the output, in float32 under autocast."""
-        check_types(Tensor, f=f)
         self.check_output(f)
         return full_precision(f)
 
@@ -403,7 +397,6 @@ class Gaussian(Likelihood):
         precision_prior: TorchDistributionMixin | None = None,
     ) -> None:
         super().__init__(num_data=num_data, event_dim=event_dim)
-        check_flag("learn_scale", learn_scale)
         self.precision_prior: Following | None = None
         if precision_prior is not None:
             if scale is not None or learn_scale:
@@ -545,7 +538,7 @@ class NegativeBinomial(Poisson):
     ) -> None:
         super().__init__(num_data=num_data, event_dim=event_dim)
         self.concentration: Any = positive_float("concentration", concentration)
-        if check_flag("learn_concentration", learn_concentration):
+        if learn_concentration:
             initial = torch.tensor(self.concentration)
             self.concentration = PyroParam(initial, constraints.softplus_positive)
 
@@ -614,10 +607,8 @@ def set_num_data(model: object, num_data: int) -> None:
         likelihood.train_on(num_data)
 
 
-def _check_positive_scalar(argument: str, distribution: object) -> None:
+def _check_positive_scalar(argument: str, distribution: TorchDistributionMixin) -> None:
     """Raise a ValueError that names the argument, unless it is a distribution of one positive number."""
-    if not isinstance(distribution, TorchDistributionMixin):
-        raise ValueError(f"{argument} must be a distribution, got {type(distribution).__name__}")
     if distribution.shape() != torch.Size():
         raise ValueError(f"{argument} must have shape (), got {tuple(distribution.shape())}")
     lower = getattr(distribution.support, "lower_bound", None)

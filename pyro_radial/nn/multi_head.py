@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from pyro_radial._pyro.checks import check_items, check_list, check_types
 from pyro_radial.nn.bayesian_module import modules_of
 
 
@@ -37,12 +36,10 @@ class MultiHead(nn.Module):
 
     def __init__(self, trunk: nn.Module, heads: Iterable[nn.Module]) -> None:
         super().__init__()
-        heads = check_items(nn.Module, "heads", heads)
-        if not heads:
-            raise ValueError("heads must hold at least one module, got none")
-        check_types(nn.Module, trunk=trunk)
         self.trunk = trunk
         self.heads = nn.ModuleList(heads)
+        if not self.heads:
+            raise ValueError("heads must hold at least one module, got none")
         #: The head in use, and then others whose parameters stay random.
         self._random: tuple[int, ...] = (0,)
 
@@ -58,7 +55,7 @@ class MultiHead(nn.Module):
 
     def _check_head(self, argument: str, head: int) -> None:
         """Raise a ValueError that names the argument unless this is the index of a head."""
-        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < len(self.heads):
+        if not 0 <= head < len(self.heads):
             raise ValueError(
                 f"{argument} must be an index of one of {len(self.heads)} heads, got {head!r}"
             )
@@ -88,7 +85,7 @@ def use_head(model: nn.Module, head: int, *, other_heads: Iterable[int] = ()) ->
         of earlier tasks whose functions are compared while the trunk changes.
     :raises ValueError: if there is no MultiHead, or one of them has no such head; nothing is changed then.
     """
-    other_heads = check_list("other_heads", other_heads)
+    other_heads = list(other_heads)
     multi_heads = modules_of(MultiHead, model)
     if not multi_heads:
         raise ValueError(f"model must hold a MultiHead, got {type(model).__name__}")

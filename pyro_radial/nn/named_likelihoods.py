@@ -10,7 +10,6 @@ from typing import Any
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.types import Message
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, check_any_observed
 
@@ -27,10 +26,6 @@ class NamedLikelihoods(nn.Module):
 
     def __init__(self, likelihoods: Mapping[str, Likelihood]) -> None:
         super().__init__()
-        check_types(
-            Likelihood,
-            **{f"likelihood[{name!r}]": likelihood for name, likelihood in likelihoods.items()},
-        )
         if not likelihoods or len({id(likelihood) for likelihood in likelihoods.values()}) < len(
             likelihoods
         ):
@@ -39,7 +34,7 @@ class NamedLikelihoods(nn.Module):
             )
         try:
             self.by_name: Any = nn.ModuleDict(likelihoods)
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise ValueError(
                 f"likelihood must have names without a dot, got {list(likelihoods)}: {error}"
             ) from None
@@ -76,7 +71,6 @@ class NamedLikelihoods(nn.Module):
             raise ValueError(
                 f"y must be a dict with targets for {list(self.by_name)}, NaN if missing, got {got}"
             )
-        check_types(Tensor, **{f"y[{name!r}]": target for name, target in y.items()})
         observed = {
             name: ~likelihood.is_missing(y[name]) for name, likelihood in self.by_name.items()
         }

@@ -13,7 +13,6 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import STATISTICS_LAYERS
 
@@ -114,7 +113,6 @@ class Following:
 
 def check_net(net: nn.Module) -> None:
     """Raise a ValueError naming ``net`` unless it is a plain network without uninitialized parameters."""
-    check_types(nn.Module, net=net)
     if any(isinstance(module, PyroModule) for module in net.modules()):
         raise ValueError(
             "net must be a plain network, got one with a PyroModule, which is already a Pyro model"
@@ -137,10 +135,6 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
 
     :raises ValueError: naming ``select``, if it cannot choose, or chooses nothing or a parameter of integers.
     """
-    if not (select is None or isinstance(select, str) or callable(select)):
-        raise ValueError(
-            f"select must be a function of (name, parameter), a regular expression or None, got {select!r}"
-        )
     try:
         is_selected = _matcher(net, select)
     except re.error as error:

@@ -15,7 +15,7 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_flag, check_types
+from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import has_hooks
 from pyro_radial._pyro.types import Batch, Message, Node
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
@@ -75,7 +75,6 @@ class SupervisedModel(nn.Module):
                 f"bnn must not have sites with names of the likelihood's sites, got {sorted(shared_names)}: rename "
                 "these parameters, or wrap the network as torch.nn.Sequential(net), which prefixes all names"
             )
-        check_flag("local_reparameterization", local_reparameterization)
         if local_reparameterization and not isinstance(bnn, BayesianModule):
             raise ValueError(
                 f"bnn must be a BayesianModule for local_reparameterization=True, got {type(bnn).__name__}"

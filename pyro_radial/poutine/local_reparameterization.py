@@ -11,7 +11,6 @@ import torch
 from pyro.distributions.score_parts import ScoreParts
 from pyro.poutine.messenger import Messenger
 
-from pyro_radial._pyro.checks import check_function, check_list
 from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.types import Guide, Message, Node
 from pyro_radial.distributions.wrappers import leaf
@@ -135,8 +134,8 @@ def local_reparameterization(guide: Guide | None = None, *, sites: Collection[st
         >>> svi = pyro.infer.SVI(model, local_reparameterization(guide), pyro.optim.Adam({"lr": 0.01}), TermsELBO())
         >>> loss = svi.step(torch.randn(8, 3), torch.randn(8, 1))
     """
-    messenger = _Wrapped(check_list("sites", sites))
-    return messenger if guide is None else messenger(check_function("guide", guide))
+    messenger = _Wrapped(sites)
+    return messenger if guide is None else messenger(guide)
 
 
 def draw_after_all(msg: Message) -> None:

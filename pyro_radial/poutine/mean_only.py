@@ -9,7 +9,6 @@ import pyro.distributions as dist
 from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.messenger import Messenger
 
-from pyro_radial._pyro.checks import check_function
 from pyro_radial._pyro.compat import is_deterministic, is_subsample
 from pyro_radial._pyro.types import Guide, Message, Node
 from pyro_radial.distributions.moments import center
@@ -64,9 +63,7 @@ def mean_only(guide: Guide | None = None) -> Any:
     if guide is None:
         return MeanOnlyMessenger()
     # A guide within this handler runs the model itself.
-    return MeanOnlyMessenger(no_targets=not isinstance(guide, GuideMessenger))(
-        check_function("guide", guide)
-    )
+    return MeanOnlyMessenger(no_targets=not isinstance(guide, GuideMessenger))(guide)
 
 
 def _has_target(msg: Node) -> bool:

@@ -15,7 +15,6 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.types import Message, Model
 from pyro_radial.distributions.wrappers import expand_copy, leaf, mask_of, on_support
@@ -134,14 +133,11 @@ def swap_prior(model: Model, priors: Mapping[str, Any]) -> nn.Module:
         >>> bool((elsewhere() > 50).all())
         True
     """
-    if not callable(model):
-        raise ValueError(f"model must be a Pyro model, got {type(model).__name__}")
     if is_guide(model):
         raise ValueError(
             "model must not be a guide, whose distributions are the posterior; wrap the model and make the guide "
             "from the result"
         )
-    check_types(Mapping, priors=priors)
     for name, prior in priors.items():
         if not isinstance(prior, TorchDistributionMixin):
             raise ValueError(

@@ -57,7 +57,6 @@ def finite_numbers(argument: str, values: torch.Tensor) -> torch.Tensor:
 
     Float64 holds every float16, bfloat16 and float32 exactly, so ties stay ties.
     """
-    check_types(torch.Tensor, **{argument: values})
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"{argument} must have shape [N] with N > 0, got {list(values.shape)}")
     if not values.isfinite().all():
@@ -73,7 +72,6 @@ def real_targets(
     Targets ``[N]`` fit a target of one element. ``leading`` is the number of dims in L, by default all that the targets
     do not have.
     """
-    check_types(torch.Tensor, targets=targets)
     if not predictions.is_floating_point():
         raise ValueError(f"{argument} must be floating-point, got {predictions.dtype}")
     shape = (

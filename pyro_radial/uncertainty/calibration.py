@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import one_hot
 
-from pyro_radial._pyro.checks import check_flag, non_negative_integer, positive_count
+from pyro_radial._pyro.checks import non_negative_integer, positive_count
 from pyro_radial.uncertainty._inputs import class_probabilities
 
 
@@ -90,7 +90,7 @@ def reliability(
     steps = torch.arange(1, num_bins, device=probs.device)
     edges = steps.to(probs.dtype) / num_bins
     outer = None
-    if check_flag("equal_counts", equal_counts):
+    if equal_counts:
         last_ranks = (steps * len(probs)).div(num_bins, rounding_mode="floor") - 1
         edges = confidence.sort().values[last_ranks.clamp_min(0)]
         outer = torch.cat([edges.new_zeros(1), edges, edges.new_ones(1)])

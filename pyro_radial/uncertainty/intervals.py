@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pyro_radial._pyro.checks import check_types, held_numbers
+from pyro_radial._pyro.checks import held_numbers
 from pyro_radial.uncertainty._inputs import real_targets
 
 
@@ -34,7 +34,6 @@ def interval_coverage(
         >>> interval_coverage(lower, lower + 1.5, torch.tensor([-0.5, 0.2, 0.7, 1.2]))
         tensor([0.7500, 0.5000])
     """
-    check_types(torch.Tensor, lower=lower, upper=upper)
     if lower.shape != upper.shape:
         raise ValueError(
             f"upper must have the shape of lower, {list(lower.shape)}, got {list(upper.shape)}"
@@ -90,7 +89,6 @@ def quantile_calibration(
         >>> quantile_calibration(quantiles, [0.2, 0.5, 0.8], torch.tensor([0.4, 0.6, 0.7, 0.9])).frequency
         tensor([0.0000, 0.2500, 0.7500])
     """
-    check_types(torch.Tensor, quantiles=quantiles)
     level = held_numbers("levels", levels)
     if level.ndim != 1 or not ((level > 0) & (level < 1)).all() or not (level.diff() > 0).all():
         raise ValueError(
@@ -127,7 +125,6 @@ def crps_from_draws(draws: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         >>> crps_from_draws(torch.tensor([[0.0], [2.0], [1.0]]), torch.tensor([1.0]))
         tensor(0.)
     """
-    check_types(torch.Tensor, draws=draws)
     number = len(draws) if draws.ndim > 1 else 0
     if number < 2:
         raise ValueError(f"draws must have shape [S, N, ...] with S > 1, got {list(draws.shape)}")

@@ -9,7 +9,7 @@ from typing import SupportsFloat
 
 import torch
 
-from pyro_radial._pyro.checks import check_types, held_numbers, positive_count, random_seed
+from pyro_radial._pyro.checks import held_numbers, positive_count, random_seed
 from pyro_radial.uncertainty._inputs import finite_numbers
 
 Score = Callable[[torch.Tensor, torch.Tensor], SupportsFloat]
@@ -81,8 +81,6 @@ def referral_curve(
         >>> curve.score.tolist()
         [0.75, 1.0]
     """
-    check_types(Callable, score=score)
-    check_types(torch.Tensor, predictions=predictions, targets=targets)
     ranks = finite_numbers("uncertainty", uncertainty)
     number = len(ranks)
     for name, values in (("predictions", predictions), ("targets", targets)):

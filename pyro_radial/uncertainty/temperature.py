@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from scipy.optimize import brentq
 
-from pyro_radial._pyro.checks import check_types, positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.uncertainty._inputs import class_labels
@@ -110,7 +110,6 @@ def _check_logits(logits: torch.Tensor | Prediction) -> torch.Tensor:
                 f"{type(likelihood).__name__}"
             )
         logits = logits.samples.log_softmax(-1).logsumexp(0) - math.log(len(logits.samples))
-    check_types(torch.Tensor, logits=logits)
     if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
         raise ValueError(
             f"logits must be floating-point of shape [N, K], got {logits.dtype} {list(logits.shape)}"
