@@ -108,12 +108,6 @@ ROWS = [
         takes=dict(function_site=("no such name",)),
         then=lambda prior: prior.marginals(X),
     ),
-    Row(
-        "functional.PosteriorProcess.posterior",
-        lambda: dict(x=X, y=Y, at=X + 0.1, observation_noise=0.1),
-        at_data,
-        on=posterior_process,
-    ),
     *(
         Row(
             f"functional.PosteriorProcess.{method}",

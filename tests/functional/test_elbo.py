@@ -182,10 +182,9 @@ class TestUse:
         options = {"measurement_points": box, "num_functions": 40, **kwargs}
         return FunctionalELBO(GaussianProcess(smooth), **options)
 
-    @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
-    def test_it_trains_any_guide_with_svi(self, family):
+    def test_it_trains_a_guide_with_svi(self):
         model = regression()
-        guide = family(model)
+        guide = AutoRadial(model)
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), self.elbo())
         assert all(math.isfinite(svi.step(*self.data)) for _ in range(3))
 

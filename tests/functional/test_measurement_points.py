@@ -56,13 +56,6 @@ def test_points_between_rows_are_uniform_on_the_lines_between_any_two():
     assert stats.kstest(shares.numpy(), "uniform").pvalue > 1e-3
 
 
-def test_measurement_points_show_what_they_are():
-    box = UniformBox(0.0, [1.0, 2.0], num_points=3)
-    assert repr(box) == "UniformBox(low=0.0, high=[1.0, 2.0], num_points=3)"
-    assert repr(UniformBox.around(torch.rand(5, 28, 28), 2)).startswith("UniformBox(low=<[28, 28]>")
-    assert repr(BetweenRows(torch.rand(9, 2), 3)) == "BetweenRows([9, 2], num_points=3)"
-
-
 @pytest.mark.parametrize(
     ("measurement_points", "words"),
     [

@@ -10,7 +10,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_flag, positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
 from pyro_radial.functional.gaussian import cholesky
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_function_values
@@ -69,7 +69,7 @@ class GaussianKL:
     """
 
     def __init__(self, factorize: bool = False, num_prior_samples: int = 1000) -> None:
-        self.factorize = check_flag("factorize", factorize)
+        self.factorize = factorize
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:

@@ -12,15 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal
 
-from pyro_radial._pyro.checks import non_negative_float
 from pyro_radial._pyro.types import Model
-from pyro_radial.functional.gaussian import gaussian_condition
-from pyro_radial.functional.priors.function_prior import (
-    FunctionPrior,
-    check_points,
-    check_targets,
-    join_points,
-)
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import (
     CovarianceBlock,
@@ -127,25 +120,6 @@ class PosteriorProcess(FunctionPrior):
         The arguments are those of :meth:`marginals`.
         """
         return self._function_moments(Linearization.moments, x, num_outputs)
-
-    def posterior(
-        self, x: Tensor, y: Tensor, at: Tensor, observation_noise: float
-    ) -> tuple[Tensor, Tensor]:
-        r"""Return the distribution of the function at points, given further observations with normal noise.
-
-        This conditions the linearized network without training. N data cost :math:`N^3`.
-
-        :param Tensor x: points ``[N, D]``.
-        :param Tensor y: observations ``[N]`` or ``[N, O]``.
-        :param Tensor at: points ``[M, D]``.
-        :param float observation_noise: the standard deviation of the noise.
-        :returns: mean ``[M, O]`` and covariances ``[O, M, M]`` in float64.
-        :raises ValueError: naming the argument that does not fit.
-        """
-        noise = non_negative_float("observation_noise", observation_noise)
-        y = check_targets(y, x)
-        mean, covariance = self.moments(join_points(x, at), y.shape[-1])
-        return gaussian_condition(mean, covariance, y, y.new_tensor(noise).square())
 
     def extra_repr(self) -> str:
         """Return the sites, for printing."""

@@ -86,20 +86,6 @@ def test_density_score_draws_and_divergences_are_those_of_the_gaussian_process_t
     torch.testing.assert_close(process.moments(x, 2)[1], reference.moments(x, 2)[1])
 
 
-def test_conditioned_on_data_it_is_bayesian_linear_regression():
-    given, mean, covariance = posterior("full", "weight")
-    process, x, at, noise = PosteriorProcess(by_hand, given), inputs(9), inputs(3), 0.3
-    y = torch.randn(9, 2, dtype=torch.double)
-    phi = features(x)
-    precision = covariance.inverse()
-    after = (precision + phi.mT @ phi / noise**2).inverse()
-    updated = (after @ (precision @ mean.unsqueeze(-1) + phi.mT @ y.mT.unsqueeze(-1) / noise**2)).squeeze(-1)
-    found, found_covariance = process.posterior(x, y, at, observation_noise=noise)
-    expected, expected_covariance = of_functions(updated, after, at)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found_covariance, expected_covariance, rtol=1e-5, atol=1e-5)
-
-
 def trained_network():
     net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3))
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=20))
