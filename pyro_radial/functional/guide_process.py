@@ -52,6 +52,11 @@ class GuideProcess:
         self._model = run.model_in_full_precision
         self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
 
+    def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of each function value, ``[N, O]``; the sites it depends on must have moments."""
+        with evaluating(self._model):
+            return self._linearization.marginals(x)
+
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64."""
         with evaluating(self._model):

@@ -45,6 +45,9 @@ def test_it_is_that_of_the_guides_posterior_with_gradients_in_its_parameters(gui
     mean, covariance = process_of(model, guide, X, Y).moments(X)
     expected = PosteriorProcess(model, guide.posterior()).moments(X)
     torch.testing.assert_close((mean.detach(), covariance.detach()), expected)
+    marginals = process_of(model, guide, X, Y).marginals(X)
+    expected = PosteriorProcess(model, guide.posterior()).marginals(X)
+    torch.testing.assert_close(tuple(moment.detach() for moment in marginals), expected)
     (mean.sum() + covariance.sum()).backward()
     weights = {name: p.grad for name, p in guide.named_parameters() if "precision" not in name}
     assert all(gradient is not None and bool(gradient.any()) for gradient in weights.values())
