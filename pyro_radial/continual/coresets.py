@@ -48,17 +48,13 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
         raise ValueError(
             f"index must be integers of shape [M], got {index.dtype} {list(index.shape)}"
         )
-    if not 0 < len(index) < size:
-        raise ValueError(f"index must hold from 1 to {size - 1} of {size} rows, got {len(index)}")
-    if int(index.min()) < 0 or int(index.max()) >= size:
-        raise ValueError(
-            f"index must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}"
-        )
-    if len(different := index.unique()) != len(index):
-        raise ValueError(
-            f"index must not hold a row twice, got {len(index)} with {len(different)} different rows"
-        )
     index = index.long().cpu()
+    rows = set(index.tolist())
+    if not 0 < len(index) < size or len(rows) < len(index) or not rows <= set(range(size)):
+        raise ValueError(
+            f"index must hold from 1 to {size - 1} of {size} rows, each once and from 0 to {size - 1}, got "
+            f"{len(index)} with {len(rows)} different rows from {min(rows, default=0)} to {max(rows, default=0)}"
+        )
     is_other = torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False)
     other_index = is_other.nonzero()[:, 0]
     return (take(x, index), take(y, index)), (take(x, other_index), take(y, other_index))

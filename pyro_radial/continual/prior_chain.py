@@ -204,8 +204,6 @@ class PriorChain(UnderPriors):
             a point, is not finite, cannot be stored or does not fit the site.
         :raises RuntimeError: for a guide without parameters.
         """
-        if isinstance(guide, type):
-            raise ValueError(f"guide must be a trained guide, got the class {guide.__name__}")
         _check_trained(guide)
         points: list[str] = []
         for library_guide in _library_guides(guide):

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,9 @@ def train_stream(
             f"stream must be a TaskStream, got {type(stream).__name__}; TaskStream.of(tasks, num_outputs=..., "
             "num_heads=...) makes one"
         )
+    file = None
+    if checkpoint is not None:
+        file = Checkpoint(Path(checkpoint) / "stream.pt", CHECKPOINT_FORMAT)
     training = _StreamTraining(
         chain,
         stream,
@@ -142,7 +145,7 @@ def train_stream(
         seed,
         fit_options,
         first_task,
-        None if checkpoint is None else Path(checkpoint),
+        file,
     )
     with _unchanged_on_refusal(chain):
         matrix = training.begin(after)
@@ -209,7 +212,8 @@ class _StreamTraining:
     seed: int
     fit_options: FitOptions
     first_task: FitOptions
-    folder: Path | None
+    #: The file of the chain and the accuracies; fit keeps the task in training in a file beside it.
+    file: Checkpoint | None
 
     # Training.
 
@@ -222,8 +226,8 @@ class _StreamTraining:
             stored, rows = store_coreset(self.coreset, task, self.seed)
         self._measured(task)
         options = {**self.fit_options}
-        if self.folder is not None:
-            options["checkpoint"] = self.folder / f"task-{number}.pt"
+        if self.file is not None:
+            options["checkpoint"] = self.file.path.with_name(f"task-{number}.pt")
         if number == 0:
             options.update(self.first_task)
         other_heads: list[int] = []
@@ -371,14 +375,7 @@ class _StreamTraining:
             )
         return rows
 
-    # Resuming. The file of the stream has the chain after the tasks learned so far; fit keeps the task in training.
-
-    @cached_property
-    def file(self) -> Checkpoint | None:
-        """The file of the chain and the accuracies."""
-        if self.folder is None:
-            return None
-        return Checkpoint(self.folder / "stream.pt", CHECKPOINT_FORMAT)
+    # Resuming.
 
     def begin(self, after: AccuracyMatrix | None) -> AccuracyMatrix:
         """Return the accuracies on the tasks learned so far: of the checkpoint, if there is one, or ``after``."""
@@ -414,7 +411,7 @@ class _StreamTraining:
 
     def save(self, matrix: AccuracyMatrix) -> None:
         """Write the chain and the accuracies on the tasks that it has learned."""
-        if self.file is None or self.folder is None:
+        if self.file is None:
             return
         self.file.save(
             {
@@ -425,7 +422,7 @@ class _StreamTraining:
                 "stateful": states(self._stateful()),
             }
         )
-        for task_file in self.folder.glob("task-*.pt"):
+        for task_file in self.file.path.parent.glob("task-*.pt"):
             task_file.unlink()
 
     def _resume(self, file: Checkpoint, state: State) -> AccuracyMatrix:

@@ -242,13 +242,12 @@ class TestStream:
         assert held.head == 0
         assert torch.equal(held.x, x[random_coreset(x, 6, seed=OPTIONS["seed"])])
 
-    @pytest.mark.parametrize("inputs", ["kept", "current"])
-    def test_inputs_need_not_be_rows(self, fits, inputs):
-        learn(NORMAL(), coreset=Coreset(6, one_value_each, use="functions", inputs=inputs))
+    def test_inputs_need_not_be_rows(self, fits):
+        learn(NORMAL(), coreset=Coreset(6, one_value_each, use="functions"))
         one, two = fits
         assert one["rows"] == two["rows"] == ROWS
         (held,) = two["loss"].memories
-        assert torch.equal(held.x, one_value_each(stream()[inputs == "current"].train[0], 6, seed=0))
+        assert torch.equal(held.x, one_value_each(stream()[0].train[0], 6, seed=0))
 
     @pytest.mark.parametrize("chosen", [torch.zeros(5, 4), torch.zeros(6, 3), torch.full((6, 4), math.nan)])
     def test_inputs_that_are_no_inputs_of_a_task_are_refused(self, chosen):
@@ -286,10 +285,6 @@ def one_value_each(x, size, *, seed):
 
 def made(guide, one):
     return one.guide(guide, init_stddev=0.1)
-
-
-def made_narrow(guide, one):
-    return one.guide(guide, init_stddev=0.01)
 
 
 def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():
@@ -346,12 +341,6 @@ def test_a_model_without_a_function_is_refused_by_task_and_site():
     with pytest.raises(ValueError, match=r"task '.+' cannot be predicted: .*must be a site of the model, got 'f'"):
         learn(one, stream(multi_head=False), coreset=FUNCTIONS)
     assert one.prior == {}
-
-
-def test_new_classes_under_one_head_are_learned_without_a_warning():
-    options = {"coreset": Coreset(6, use="functions"), "guide": partial(made_narrow, AutoMeanField), "epochs": 30}
-    matrix, _ = learn(NORMAL(multi_head=False), stream(multi_head=False), **options)
-    assert matrix.values.tolist()[1] == [1.0, 1.0]
 
 
 def test_a_list_of_tasks_is_told_how_to_become_a_stream():

@@ -190,7 +190,7 @@ def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim)
 
 @pytest.mark.parametrize(("guide", "rates"), [("mean field", NATURAL), ("radial", ADAM), ("radial by rows", NATURAL)])
 def test_a_chain_with_local_reparameterization_ends_at_the_mean_field_recursion(guide, rates):
-    batches = stream()
+    batches = stream(2)
     chained = learned(GUIDES[guide], batches, rates)
     mean, variance = recursion(batches)
     # In standard deviations of the recursion's end.

@@ -101,7 +101,7 @@ def test_the_seed_decides_and_nothing_else_does():
     assert not torch.equal(one.prior["trunk.0.weight"].mean, other.prior["trunk.0.weight"].mean)
 
 
-@pytest.mark.parametrize("seed", [0, 20_240_101, 2**40])
+@pytest.mark.parametrize("seed", [0, 2**40])
 def test_every_stage_has_a_seed_of_its_own(fits, seed, monkeypatch):
     seeds = []
     monkeypatch.setattr(MODULE.pyro, "set_rng_seed", partial_after(pyro.set_rng_seed, seeds.append))

@@ -128,11 +128,9 @@ def pairs():
 
 #: A chain, three tasks, and what is kept.
 STREAMS = {
-    "one head, nothing kept": (ONE_HEAD, permutations, None),
     "one head, labels": (ONE_HEAD, permutations, CORESET),
     "one head, functions": (ONE_HEAD, permutations, FUNCTIONS),
     "heads, labels": (with_three_heads, pairs, Coreset(4, fit_options={"epochs": 1})),
-    "heads, functions": (with_three_heads, pairs, FUNCTIONS),
     "heads, functions at current inputs": (
         with_three_heads,
         pairs,
@@ -356,7 +354,6 @@ OTHER_CORESETS = {
         "must keep rows with labels, as the chain does of task '.* 1', got inputs",
     ),
     "none for inputs": (FUNCTIONS, None, "must keep inputs, as the chain does of task 'permutation 1', got nothing"),
-    "inputs for none": (None, FUNCTIONS, "must keep nothing, as the chain does of task 'permutation 1', got inputs"),
     "current for kept": (FUNCTIONS, CURRENT, "must keep inputs, as the chain does of task '.* 1', got the head alone"),
 }
 
@@ -415,10 +412,6 @@ OTHER_DATA = {
     ),
     "inputs to learn": (
         lambda: last(Task("new", (X[:, :3], Y), (X, Y))),
-        r"task 'new' cannot be predicted: the network of bnn.* given x of shape \[1, 3\]",
-    ),
-    "inputs to measure": (
-        lambda: last(Task("new", (X, Y), (X[:, :3], Y))),
         r"task 'new' cannot be predicted: the network of bnn.* given x of shape \[1, 3\]",
     ),
     "outputs": (

@@ -68,17 +68,13 @@ class Progress:
         self.sums = torch.zeros_like(self.sums)
 
     def state_dict(self) -> State:
-        """Return all of it, with the sums by name."""
-        state = {each.name: getattr(self, each.name) for each in fields(self)}
-        return state | {"sums": name_terms(self.sums)}
+        """Return all of it."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     def load_state_dict(self, state: State) -> None:
         """Load what :meth:`state_dict` returned."""
-        sums = torch.tensor([state["sums"][name] for name in TERMS], dtype=torch.float64)
-        for each in fields(self):
-            if each.name != "sums":
-                setattr(self, each.name, state[each.name])
-        self.sums.copy_(sums)
+        for entry in fields(self):
+            setattr(self, entry.name, state[entry.name])
 
 
 def name_terms(terms: Tensor) -> Record:

@@ -59,7 +59,8 @@ def test_a_state_holds_all_of_it():
     run = after_epochs([3.0, 1.0])
     run.add_step(torch.tensor([1.0, 2.0, 3.0]), 0.5, rows=6, all_rows=8)
     run.ended = True
-    other = progress()
-    other.load_state_dict(run.state_dict())
-    assert other.state_dict() == run.state_dict()
-    assert other.ended
+    loaded = progress()
+    loaded.load_state_dict(run.state_dict())
+    assert loaded.sums.tolist() == [0.75, 1.5, 2.25]
+    assert (loaded.best_epoch, loaded.epoch, loaded.step_in_epoch, loaded.ended) == (1, 2, 1, True)
+    assert loaded.history == run.history
