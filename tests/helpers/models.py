@@ -16,7 +16,8 @@ def matrix_model(x=None):
 
 def train_to_convergence(model, guide, num_steps, num_particles, max_plate_nesting):
     """Adam with a step size that shrinks to nothing, so that its noise does too."""
-    optim = pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.05}, "gamma": 0.993})
+    gamma = 0.001 ** (1 / num_steps)
+    optim = pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.05}, "gamma": gamma})
     elbo = TraceMeanField_ELBO(
         num_particles=num_particles, vectorize_particles=True, max_plate_nesting=max_plate_nesting
     )

@@ -18,7 +18,7 @@ def test_it_reaches_the_exact_posterior_of_a_conjugate_model():
         pyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
 
     guide = AutoMeanField(model, init_stddev=0.3)
-    train_to_convergence(model, guide, num_steps=800, num_particles=100, max_plate_nesting=0)
+    train_to_convergence(model, guide, num_steps=300, num_particles=100, max_plate_nesting=0)
     distribution = guide.posterior()["w"]
     torch.testing.assert_close(distribution.mean, y / 2, atol=0.02, rtol=0)
     torch.testing.assert_close(distribution.stddev, torch.full((3,), 0.5**0.5), atol=0, rtol=0.02)

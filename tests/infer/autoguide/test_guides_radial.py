@@ -96,7 +96,7 @@ def test_in_one_dimension_it_reaches_the_exact_evidence_and_posterior():
     guide = AutoRadial(model, init_scale=0.2)
     with pytest.warns(UserWarning, match="mean field"):
         guide.setup()
-    train_to_convergence(model, guide, num_steps=1000, num_particles=200, max_plate_nesting=1)
+    train_to_convergence(model, guide, num_steps=300, num_particles=200, max_plate_nesting=1)
     posterior = guide.posterior()["w"]
     # Within one per cent of the posterior's standard deviation: the noise of 200 particles at the last step sizes.
     assert float(posterior.loc) == pytest.approx(float(y.sum() / 21), abs=0.01 * 21**-0.5)
@@ -118,7 +118,7 @@ def test_in_many_dimensions_it_reaches_the_optimum_known_in_closed_form():
 
     guide = AutoRadial(model, init_scale=1.0)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), TraceMeanField_ELBO())
-    for _ in range(600):
+    for _ in range(300):
         loss = svi.step()
     torch.testing.assert_close(guide.posterior()["w"].scale, torch.full((dim,), 2 * dim**0.5), rtol=1e-3, atol=0)
     assert loss == pytest.approx(4.43, abs=5e-3)

@@ -82,9 +82,9 @@ class TestExactPosterior:
 
         guide = AutoRadialDirectional(model)
         loss = TermsELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
-        for rate in (0.05, 0.005):
+        for rate, steps in ((0.05, 300), (0.005, 150)):
             svi = SVI(model, guide, pyro.optim.Adam({"lr": rate}), loss)
-            for _ in range(300):
+            for _ in range(steps):
                 svi.step()
         distribution = guide.posterior()["mu"]
         exact = VonMisesFisherStable(total / total.norm(), noise * total.norm())
