@@ -5,47 +5,14 @@
 
 import math
 import operator
-import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 Checked = TypeVar("Checked")
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
-
-
-def check_flag(argument: str, value: object) -> bool:
-    """Return the value, or raise a ValueError naming the argument if it is not True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{argument} must be True or False, got {value!r}")
-    return value
-
-
-def check_function(argument: str, value: Checked) -> Checked:
-    """Return the value, or raise a ValueError naming the argument if it cannot be called, or is a class."""
-    check_types(Callable, **{argument: value})
-    return value
-
-
-def check_list(argument: str, values: object) -> list[Any]:
-    """Return the values as a list, or raise a ValueError naming the argument if it is not a collection, or a string."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{argument} must be a sequence, got {values!r}")
-    return list(values)
-
-
-def check_each(
-    check: Callable[[str, Any], Checked], argument: str, values: object
-) -> list[Checked]:
-    """Return all values as a check returns them, or raise a ValueError naming the argument or the value's place."""
-    return [
-        check(f"{argument}[{place}]", value)
-        for place, value in enumerate(check_list(argument, values))
-    ]
 
 
 def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -> torch.Size:
@@ -76,17 +43,12 @@ def optional(check: Callable[[str, Any], Checked], argument: str, value: object)
     return None if value is None else check(argument, value)
 
 
-def check_types(kind: Any, /, **arguments: Any) -> None:
-    """Raise a ValueError naming the first argument not of this type or union; a class is not a ``Callable`` here."""
+def check_types(kind: type, /, **arguments: object) -> None:
+    """Raise a ValueError naming the first argument that is not of this type."""
     for argument, value in arguments.items():
-        kinds = [one for one in get_args(kind) or (kind,) if one is not NoneType]
-        if not isinstance(value, kind) or (Callable in kinds and isinstance(value, type)):
-            what = " or ".join("function" if one is Callable else one.__name__ for one in kinds)
-            got = kind_of(value) if kind is torch.Tensor else type(value).__name__
-            got = f"the class {value.__name__}" if isinstance(value, type) else got
-            raise ValueError(
-                f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}"
-            )
+        if not isinstance(value, kind):
+            got = f"the class {value.__name__}" if isinstance(value, type) else kind_of(value)
+            raise ValueError(f"{argument} must be a {kind.__name__}, got {got}")
 
 
 def kind_of(value: object) -> str:
@@ -129,20 +91,6 @@ def held_numbers(argument: str, value: object, **like: Any) -> torch.Tensor:
         return torch.as_tensor(value, **(like or {"dtype": torch.float64}))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{argument} must hold numbers, got {value!r}") from error
-
-
-def check_items(kind: object, argument: str, values: object) -> list[Any]:
-    """Return the values as a list, or raise a ValueError naming the argument, or the value that is not of this type."""
-    values = check_list(argument, values)
-    check_types(kind, **{f"{argument}[{place}]": value for place, value in enumerate(values)})
-    return values
-
-
-def path_of(argument: str, value: object) -> Path:
-    """Return the value as a path, or raise a ValueError naming the argument if it is not one."""
-    if not isinstance(value, str | os.PathLike):
-        raise ValueError(f"{argument} must be a path, got {value!r}")
-    return Path(value)
 
 
 def positive_count(argument: str, value: object) -> int:

@@ -90,7 +90,7 @@ class TorchNoise(NamedTuple):
     cuda: list[Tensor]
 
     @classmethod
-    def now(cls) -> "TorchNoise":
+    def current(cls) -> "TorchNoise":
         """Return the current state."""
         return cls(
             torch.get_rng_state(),

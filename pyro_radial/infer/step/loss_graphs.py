@@ -90,7 +90,7 @@ class Replay:
 
     def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
-        noise = TorchNoise.now()
+        noise = TorchNoise.current()
         changed = ChangedTensors()
         with changed:
             evaluation = self._run(self.recording.graph.module, call, leaves, RECORDED)

@@ -41,7 +41,7 @@ def find_not_finite(
     parameter = first_not_finite(parameters.items())
     if parameter is not None:
         return [f"parameter {parameter}"]
-    noise = TorchNoise.now()
+    noise = TorchNoise.current()
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         draws: dict[str, Tensor] = {}

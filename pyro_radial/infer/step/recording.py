@@ -314,7 +314,7 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
 
     :param numbers: the numbers that become inputs of the graph; numbers that Python reads are excluded here.
     """
-    noise = TorchNoise.now()
+    noise = TorchNoise.current()
     changes = ChangedTensors()
     code = Code()
     handler = RecordingHandler({})
@@ -401,7 +401,7 @@ def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
     recorded_values += [slot.read() for slot in number_slots]
     # If a graph fixes a number that should be an input, the graph of another number differs.
     nearby_values = [_nearby_number(number) for number in recorded_values]
-    noise = TorchNoise.now()
+    noise = TorchNoise.current()
     ignored = set(UNREAD)
     recorded: list[tuple[Graph, dict[str, Tensor]]] = []
     for seed, inputs in enumerate((recorded_values, nearby_values)):

@@ -35,7 +35,7 @@ def take_step(
     optimizer: JointOptimizer,
 ) -> list[LossEvaluation]:
     """Evaluate the loss of each part of a batch on the same noise, check the losses, and take the optimizer's step."""
-    step = Step(calls, TorchNoise.now())
+    step = Step(calls, TorchNoise.current())
     optimizer.forget_gradients()
     evaluations: list[LossEvaluation] = []
     for call in calls:

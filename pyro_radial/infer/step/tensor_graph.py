@@ -185,7 +185,7 @@ class _HostReads(TorchDispatchMode):
         # Keep tensors alive so that their memory is not used again.
         self._tensors_kept_alive: list[Tensor] = []
         # The state of torch's generators after the latest draw.
-        self._noise = TorchNoise.now()
+        self._noise = TorchNoise.current()
         for tensor in readable:
             if _is_readable(tensor):
                 self._set_sources(tensor, {id(tensor)})
@@ -224,14 +224,14 @@ class _HostReads(TorchDispatchMode):
         changed = _changed_by(func, args, kwargs)
         result = func(*args, **kwargs)
         if draws:
-            self._noise = TorchNoise.now()
+            self._noise = TorchNoise.current()
         for tensor in (*changed, *_tensors_in(result)):
             self._set_sources(tensor, sources)
         return result
 
     def _check_noise(self) -> None:
         """Raise an error if the program has set a generator's state since the latest draw."""
-        noise = TorchNoise.now()
+        noise = TorchNoise.current()
         if not all(
             map(torch.equal, (noise.cpu, *noise.cuda), (self._noise.cpu, *self._noise.cuda))
         ):

@@ -166,7 +166,7 @@ class Trainer:
 
     def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a part of a batch; an error of validation names what is not finite."""
-        noise = TorchNoise.now()
+        noise = TorchNoise.current()
         try:
             if self._graphs is not None:
                 compile_now = num_rows(call.args[0]) == self._compile_rows
