@@ -46,7 +46,7 @@ CHUNK_SIZE = 8192  # rows that are predicted at once
 
 
 class _BayesianEstimator(BaseEstimator):
-    """What the classifier and the regressor share."""
+    """The common part of the classifier and the regressor."""
 
     _default_prior: Any
 
@@ -94,7 +94,7 @@ class _BayesianEstimator(BaseEstimator):
     def _train(
         self, X: Any, y: np.ndarray, weights: np.ndarray, likelihood: Any, outputs: int
     ) -> None:
-        """Fit the posterior of a network with so many outputs, and draw functions from it."""
+        """Fit the posterior of a network with ``outputs`` outputs, and draw functions from it."""
         batch_size = positive_count("batch_size", self.batch_size)
         steps = math.ceil(len(y) / batch_size)
         self.columns_ = Columns().fit(X, weights)
@@ -152,8 +152,8 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
 
     X is an array of numbers, with NaN where one is missing, or a DataFrame of pandas, whose other columns are
     categories. All columns are standardized; those of zeros and ones are only centered. A missing number becomes the
-    mean, and another column tells where; a missing category is a category. One that training did not have raises a
-    warning, and counts as none of the others. A row of weight 2 counts like two equal rows.
+    mean, and another column tells where; missing categories are their own category. For a category that training did
+    not have, a warning is raised, and the network treats it as unknown. A row of weight 2 counts like two equal rows.
 
     The defaults were chosen on validation rows of one split of breast cancer, digits, diabetes and concrete, the prior
     on three splits of breast cancer and digits and on 2,000 rows of adult. Natural gradients are worse on concrete,

@@ -118,7 +118,7 @@ ROWS = [
     Row(
         "uncertainty.plots.plot_reliability",
         lambda: dict(reliabilities={"a": reliability(PROBS, LABELS)}),
-        dict(reliabilities=results | {"result": reliability(PROBS, LABELS)}),
+        dict(reliabilities=results),
     ),
     Row(
         "uncertainty.plots.plot_quantile_calibration",

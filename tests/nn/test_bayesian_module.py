@@ -14,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, priors
-from tests.helpers.networks import classifier, data, draws_of, mlp, normed_mlp
+from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp
 from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 
 
@@ -176,6 +176,53 @@ def bnn_regression(bnn):
             pyro.sample("y", dist.Normal(f, 1.0).to_event(3), obs=y)
 
     return model
+
+
+class TestToModule:
+    def test_it_is_a_plain_network_of_the_same_kind(self):
+        net = normed_mlp().eval()
+        bnn = BayesianModule(net)
+        plain = bnn.to_module(draws_of(bnn))
+        assert [type(module) for module in plain.modules()] == [type(module) for module in net.modules()]
+        assert not any(isinstance(module, PyroModule) for module in plain.modules())
+        assert plain.state_dict().keys() == net.state_dict().keys()
+        assert all(p.requires_grad and p.is_leaf and p.device.type == "cpu" for p in plain.parameters())
+        assert not plain.training
+
+    def test_draws_of_a_guide_and_its_median_are_accepted(self):
+        model, (x, y) = classifier(), data()
+        guide = AutoNormal(model)
+        for draw in (guide(x, y), guide.median()):
+            plain = model.bnn.to_module(draw)
+            torch.testing.assert_close(plain(x), call_with(model.bnn, draw, x))
+
+    def test_it_makes_no_site_in_a_model_around_it(self):
+        bnn = BayesianModule(normed_mlp())
+        draw = draws_of(bnn)
+        trace = poutine.trace(lambda: bnn.to_module(draw)).get_trace()
+        assert not trace.stochastic_nodes
+        assert not trace.param_nodes
+
+    def test_a_prior_with_sites_of_its_own_is_resolved(self):
+        class Signed:
+            def sample_parameter(self, name, parameter):
+                # A plate makes a site of its own, which is nothing that a draw must hold.
+                with pyro.plate(f"{name}.columns", parameter.shape[-1]):
+                    size = pyro.sample(f"{name}.size", dist.HalfNormal(1.0).expand(parameter.shape))
+                return pyro.deterministic(name, -size, event_dim=parameter.dim())
+
+        bnn = BayesianModule(nn.Linear(3, 2, bias=False), Signed())
+        draw = {"weight.size": torch.rand(2, 3)}
+        plain = bnn.to_module(draw)
+        assert torch.equal(plain.weight, -draw["weight.size"])
+        with pytest.raises(ValueError, match=r"'weight\.size', which 'weight' needs"):
+            bnn.to_module({})
+
+    @pytest.mark.parametrize("lead", [(4,), (1, 2), (3, 2)])
+    def test_several_draws_are_refused(self, lead):
+        bnn = BayesianModule(mlp())
+        with pytest.raises(ValueError, match=r"one value of site '0\.weight'"):
+            bnn.to_module(draws_of(bnn, *lead))
 
 
 class TestBadInput:

@@ -193,7 +193,7 @@ def test_several_dims_of_draws_come_back_as_several_dims(name):
     assert_draws_match_a_loop(BayesianModule(make().eval()), example(shape), lead=(2, 3))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["linear", "tied", "lstm", "batchnorm1d", "named-outputs"])
 def test_one_draw_equals_the_plain_network(name):
     make, shape = CASES[name]
     bnn, x = BayesianModule(make().eval()), example(shape)
