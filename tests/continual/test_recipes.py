@@ -101,8 +101,7 @@ def test_a_chain_has_what_the_recipe_says():
             torch.testing.assert_close(q.stddev, torch.full_like(q.mean, recipe.init_stddev))
 
 
-@pytest.mark.parametrize("heads", [False, True])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("heads", "kept"), [(False, True), (True, False)])
 def test_a_stream_is_learned_by_a_recipe(heads, kept):
     recipe = recipes.functions(6, heads=heads) if kept else recipes.nothing_kept(heads=heads)
     # With heads and nothing kept, functions are held at all 24 rows, not at 2,000.
