@@ -51,13 +51,13 @@ BLOCK = 3
 
 
 class Claim(NamedTuple):
-    """A line of the table of claims; :attr:`held` is computed from the saved rows."""
+    """A line of the table of claims; :attr:`supported` is computed from the saved rows."""
 
     text: str
     published: str
     ours: str
     seeds: str
-    held: bool
+    supported: bool
 
 
 class OtherSettingError(ValueError):
@@ -81,7 +81,7 @@ class Results:
         self.setting: Row = json.loads(json.dumps(setting))
         self.rows: list[Row] = []
         # The version of the file that the rows were read from.
-        self._seen: tuple[int, ...] | None = None
+        self._read_version: tuple[int, ...] | None = None
         if setting is None:
             self.setting = json.loads(path.read_text())["setting"]
         self._read()
@@ -91,17 +91,17 @@ class Results:
             return
         stat = self.path.stat()
         version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if version == self._seen:
+        if version == self._read_version:
             return
         saved = json.loads(self.path.read_text())
         if saved["setting"] != self.setting:
             names = [n for n in saved["setting"] | self.setting if saved["setting"].get(n) != self.setting.get(n)]
-            there = (f"{n} is {saved['setting'].get(n)} there, {self.setting.get(n)} here" for n in names)
+            differences = (f"{n} is {saved['setting'].get(n)} there, {self.setting.get(n)} here" for n in names)
             raise OtherSettingError(
-                f"{self.path} must hold rows measured with the same settings, got others: {'; '.join(there)}. "
+                f"{self.path} must hold rows measured with the same settings, got others: {'; '.join(differences)}. "
                 "The file is unchanged; name another file with --output."
             )
-        self.rows, self._seen = saved["rows"], version
+        self.rows, self._read_version = saved["rows"], version
 
     def find(self, keys: Row) -> Row | None:
         """Return the row with these keys, or None."""
@@ -114,8 +114,8 @@ class Results:
 
     def where(self, **keys: Any) -> list[Row]:
         """Return all rows with these keys, ordered by split or seed."""
-        chosen = [row for row in self.rows if keys.items() <= row.items()]
-        return sorted(chosen, key=lambda row: row.get("split", row.get("seed", 0)))
+        matching = [row for row in self.rows if keys.items() <= row.items()]
+        return sorted(matching, key=lambda row: row.get("split", row.get("seed", 0)))
 
     def values(self, name: str, **keys: Any) -> list[Any]:
         """Return one result from all rows with these keys."""
@@ -133,18 +133,19 @@ class Results:
     def add_all(self, keys: Sequence[Row], compute: Callable[[], Sequence[Row]]) -> list[Row]:
         """Return rows that are measured together, such as timings in turns; compute all if one is new."""
         self._read()
-        if any(self.find(own) is None for own in keys):
-            self._save([own | _rounded(row) for own, row in zip(keys, compute(), strict=True)], keys)
-        return [row for own in keys if (row := self.find(own)) is not None]
+        if any(self.find(row_keys) is None for row_keys in keys):
+            pairs = zip(keys, compute(), strict=True)
+            self._save([row_keys | _rounded(row) for row_keys, row in pairs], keys)
+        return [row for row_keys in keys if (row := self.find(row_keys)) is not None]
 
     def _save(self, rows: Iterable[Row], keys: Iterable[Row]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # The lock belongs to an open file, so it is released when the process ends for any reason.
         with FileLock(self.path.with_suffix(".lock")):
             self._read()
-            self._seen = None
-            for row, own in zip(rows, keys, strict=True):
-                if self.find(own) is None:
+            self._read_version = None
+            for row, row_keys in zip(rows, keys, strict=True):
+                if self.find(row_keys) is None:
                     self.rows.append(json.loads(json.dumps(row)))
                     print({k: v for k, v in row.items() if not isinstance(v, list | dict)}, flush=True)
             partial_file = self.path.with_suffix(".partial")
@@ -152,9 +153,9 @@ class Results:
             partial_file.write_text(f'{{"setting": {json.dumps(self.setting)},\n"rows": [\n{lines}\n]}}\n')
             os.replace(partial_file, self.path)
 
-    def checkpoint(self, *parts: Any) -> Path:
+    def checkpoint(self, *words: Any) -> Path:
         """Return the path of a run's checkpoint, beside the results; git ignores it."""
-        name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in str(part)) for part in parts)
+        name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in str(word)) for word in words)
         return self.path.parent / "checkpoints" / self.path.stem / name
 
     @property
@@ -200,18 +201,18 @@ def compute_all(results: Results, jobs: Sequence[Job], workers: int, threads: in
     :param threads: torch threads in each process.
     :returns: one row per job.
     """
-    begun: list[Job] = []
+    started: list[Job] = []
 
-    def new() -> Iterator[Any]:
+    def missing_jobs() -> Iterator[Any]:
         for job in jobs:
             # Another run may have added the row to the same file in the meantime.
             if results.find_now(job.keys) is None:
-                begun.append(job)
+                started.append(job)
                 yield delayed(_compute)(job, threads, os.getpid())
 
-    rows = Parallel(workers, return_as="generator", batch_size=1, pre_dispatch="all")(new())
+    rows = Parallel(workers, return_as="generator", batch_size=1, pre_dispatch="all")(missing_jobs())
     for number, row in enumerate(rows):
-        results.add(begun[number].keys, lambda row=row: row)
+        results.add(started[number].keys, lambda row=row: row)
     return [row for job in jobs if (row := results.find(job.keys)) is not None]
 
 
@@ -372,8 +373,8 @@ def _by_name(function: Callable[..., None]) -> Callable[..., None]:
     spec = sys.modules["__main__"].__spec__
     if function.__module__ != "__main__" or spec is None:
         return function
-    found: Callable[..., None] = getattr(importlib.import_module(spec.name), function.__name__)
-    return found
+    imported: Callable[..., None] = getattr(importlib.import_module(spec.name), function.__name__)
+    return imported
 
 
 def parser_of(run: Callable[..., None]) -> argparse.ArgumentParser:

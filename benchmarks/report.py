@@ -76,8 +76,8 @@ def page() -> str:
             claims += [(name, claim) for claim in claims_of(experiment)]
             sections.append(f'<a id="{name}"></a>\n\n{experiment.report(committed(experiment))}')
         title = str(import_module(f"{__package__}.{subject}").__doc__).rstrip(".")
-        verdicts = [claim.held for _, claim in claims]
-        published = [claim.held for _, claim in claims if claim.published]
+        verdicts = [claim.supported for _, claim in claims]
+        published = [claim.supported for _, claim in claims if claim.published]
         counts = [f"{sum(flags)} of {len(flags)}" for flags in (verdicts, published)]
         summary.append([f"[{title}](#results.{subject})", *counts])
         main_lines += [_line(name, claim) for name, claim in claims if is_main(name, claim)]
@@ -93,7 +93,14 @@ def is_main(name: str, claim: Claim) -> bool:
 
 
 def _line(name: str, claim: Claim) -> list[str]:
-    return [claim.text, claim.published, claim.ours, claim.seeds, "✓" if claim.held else "✗", f"[`{name}`](#{name})"]
+    return [
+        claim.text,
+        claim.published,
+        claim.ours,
+        claim.seeds,
+        "✓" if claim.supported else "✗",
+        f"[`{name}`](#{name})",
+    ]
 
 
 def main() -> None:

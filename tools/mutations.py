@@ -87,13 +87,13 @@ def is_whole(node: ast.expr) -> bool:
 
 def choose(checkout: Path, also_in: Path | None = None, seed: int = 0) -> list[Mutation]:
     """Choose changes of lines that a checkout, and another one, have once each; ten of each kind where there are."""
-    known = [Counter(line for *_, line in lines_of(folder)) for folder in (checkout, also_in or checkout)]
+    line_counts = [Counter(line for *_, line in lines_of(folder)) for folder in (checkout, also_in or checkout)]
     by_kind: dict[str, dict[str, Mutation]] = {}
     for path in sorted((checkout / PACKAGE).rglob("*.py")):
-        if any(part in str(path.relative_to(checkout)) for part in LEFT_OUT):
+        if any(folder in str(path.relative_to(checkout)) for folder in LEFT_OUT):
             continue
         for mutation in mutations_of(path):
-            if all(counts[mutation.old] == 1 for counts in known):
+            if all(counts[mutation.old] == 1 for counts in line_counts):
                 by_kind.setdefault(mutation.kind, {})[mutation.old] = mutation
     generator = random.Random(seed)
     return [
@@ -103,27 +103,27 @@ def choose(checkout: Path, also_in: Path | None = None, seed: int = 0) -> list[M
     ]
 
 
-def place_of(mutation: Mutation, checkout: Path) -> tuple[Path, int] | None:
+def location_of(mutation: Mutation, checkout: Path) -> tuple[Path, int] | None:
     """Return file and line of a change, or None if the checkout does not have the line exactly once."""
-    places = [(path, number) for path, number, line in lines_of(checkout) if line == mutation.old]
-    return places[0] if len(places) == 1 else None
+    matches = [(path, number) for path, number, line in lines_of(checkout) if line == mutation.old]
+    return matches[0] if len(matches) == 1 else None
 
 
 def tests_of(path: Path, checkout: Path) -> list[list[str]]:
     """Return the tests of a file: those of its name, and the others in the same folder."""
-    inside = path.relative_to(checkout / PACKAGE)
-    folder = checkout / "tests" / inside.parent
-    mirrored = sorted(folder.rglob(f"test_{inside.stem}*.py"))
-    others = sorted(set(folder.glob("test_*.py")) - set(mirrored))
-    return [[str(test.relative_to(checkout)) for test in tests] for tests in (mirrored, others)]
+    module = path.relative_to(checkout / PACKAGE)
+    folder = checkout / "tests" / module.parent
+    mirrored = sorted(folder.rglob(f"test_{module.stem}*.py"))
+    neighbors = sorted(set(folder.glob("test_*.py")) - set(mirrored))
+    return [[str(test.relative_to(checkout)) for test in tests] for tests in (mirrored, neighbors)]
 
 
 def is_caught(mutation: Mutation, checkout: Path) -> bool | None:
     """Return whether a test of a checkout fails with a change; None if the checkout does not have its line."""
-    place = place_of(mutation, checkout)
-    if place is None:
+    location = location_of(mutation, checkout)
+    if location is None:
         return None
-    path, number = place
+    path, number = location
     original = path.read_text()
     lines = original.splitlines(keepends=True)
     indentation = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
@@ -162,13 +162,13 @@ def run(checkout: Path, result: Path) -> None:
             print(f"{outcomes[mutation.old]!s:5} {mutation.kind:10} {mutation.old}  ->  {mutation.new}", flush=True)
 
 
-def compare(before: Path, after: Path) -> int:
-    """Print counts, and the changes that were caught before and are not now; return how many these are."""
-    one, other = (json.loads(path.read_text()) for path in (before, after))
-    for name, outcomes in (("before", one), ("after", other)):
+def compare(first_result: Path, second_result: Path) -> int:
+    """Print counts, and the changes that only the first result caught; return how many these are."""
+    first_outcomes, second_outcomes = (json.loads(path.read_text()) for path in (first_result, second_result))
+    for name, outcomes in (("first", first_outcomes), ("second", second_outcomes)):
         counts = Counter(outcomes.values())
         print(f"{name}: {counts[True]} caught, {counts[False]} not, {counts[None]} not there")
-    lost = [line for line, caught in one.items() if caught and other.get(line) is False]
+    lost = [line for line, caught in first_outcomes.items() if caught and second_outcomes.get(line) is False]
     print("".join(f"no longer caught: {line}\n" for line in lost), end="")
     return len(lost)
 
@@ -181,8 +181,8 @@ def main() -> int:
     runs.add_argument("checkout", type=Path)
     runs.add_argument("result", type=Path)
     compares = commands.add_parser("compare")
-    compares.add_argument("before", type=Path)
-    compares.add_argument("after", type=Path)
+    compares.add_argument("first_result", type=Path)
+    compares.add_argument("second_result", type=Path)
     chooses = commands.add_parser("choose")
     chooses.add_argument("checkout", type=Path)
     chooses.add_argument("also_in", type=Path, nargs="?")
@@ -191,7 +191,7 @@ def main() -> int:
         run(arguments.checkout.resolve(), arguments.result)
         return 0
     if arguments.command == "compare":
-        return int(compare(arguments.before, arguments.after) > 0)
+        return int(compare(arguments.first_result, arguments.second_result) > 0)
     rows = ",\n".join(f" {json.dumps(row)}" for row in choose(arguments.checkout, arguments.also_in))
     STORED.write_text(f"[\n{rows}\n]\n")
     return 0

@@ -68,8 +68,8 @@ def test_an_ensemble_is_the_mixture_of_single_networks(tmp_path, seed):
 
 
 def test_a_comparison_holds_beyond_two_standard_errors():
-    assert compared("", [1.0, 1.2, 1.1], [2.0, 2.1, 2.0]).held
-    assert not compared("", [2.0, 2.1, 2.0], [1.0, 1.2, 1.1]).held
+    assert compared("", [1.0, 1.2, 1.1], [2.0, 2.1, 2.0]).supported
+    assert not compared("", [2.0, 2.1, 2.0], [1.0, 1.2, 1.1]).supported
     # A difference of 0.1 with a standard error of 0.1.
-    assert not compared("", [0.9, 1.1, 0.7], [1.0, 1.0, 1.0]).held
+    assert not compared("", [0.9, 1.1, 0.7], [1.0, 1.0, 1.0]).supported
     assert compared("lower", [0.9], [1.0])[::4] == ("lower (one of each)", False)

@@ -108,7 +108,7 @@ def test_claims_are_made_of_saved_rows(experiment):
         assert isinstance(claim, Claim)
         assert claim.text
         assert claim.ours
-        assert isinstance(claim.held, bool)
+        assert isinstance(claim.supported, bool)
 
 
 @each_experiment
