@@ -20,7 +20,7 @@ from pyro.nn import PyroModule, PyroParam
 
 import pyro_radial
 from pyro_radial._pyro import compat
-from tests.helpers.host_reads import CountHostReads
+from tests.helpers.devices import CountHostReads
 
 Point = namedtuple("Point", ["x", "y"])
 

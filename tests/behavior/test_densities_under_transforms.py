@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from tests.helpers.kl_to_radial import FAMILIES, kl_of, parameters
+from tests.helpers.distributions import FAMILIES, kl_of, parameters
 
 
 @pytest.mark.parametrize("family", FAMILIES)

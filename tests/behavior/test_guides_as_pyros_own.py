@@ -14,8 +14,10 @@ from pyro.optim import Adam
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, PriorChain, TermsELBO
 
 
-@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoRadialDirectional])
-@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, TermsELBO])
+@pytest.mark.parametrize(
+    ("guide_type", "loss"),
+    [(AutoRadial, Trace_ELBO), (AutoMeanField, TraceMeanField_ELBO), (AutoRadialDirectional, TermsELBO)],
+)
 def test_a_hundred_steps_find_the_quantiles_of_a_prior(guide_type, loss):
     """With the steps, the rate and the tolerances of Pyro's own test."""
     wide = {"y": dist.LogNormal(0.0, 1.0), "z": dist.Beta(2.0, 2.0).expand([2]).to_event(1), "x": dist.Normal(0.0, 1.0)}

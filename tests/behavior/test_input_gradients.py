@@ -3,34 +3,17 @@
 
 """An output that is the gradient of another one with respect to the input."""
 
-import pyro
 import pytest
 import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_radial import AutoMeanField, CompiledSVI, SupervisedModel, TermsELBO, fit, predict
+from pyro_radial import AutoMeanField, SupervisedModel, fit, predict
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import BayesianModule, likelihoods
-from tests.helpers.networks import at, call_with, draws_of
+from tests.helpers.networks import WithForce, at, call_with, draws_of
 
 X = torch.linspace(-1.0, 1.0, 10).reshape(5, 2).double()
-
-
-class WithForce(nn.Module):
-    """The network on the page about several outputs."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        def total(x):
-            energy = self.net(x)
-            return energy.sum(), energy
-
-        gradient, energy = torch.func.grad(total, has_aux=True)(x)
-        return {"energy": energy, "force": -gradient}
 
 
 def network():
@@ -93,18 +76,6 @@ def test_a_quadratic_surface_is_learned_end_to_end():
     assert (predictions["energy"].mean - energy[20:]).square().mean().sqrt() < 0.1
     assert (predictions["force"].mean + x[20:]).square().mean().sqrt() < 0.25
     assert SampledNetwork(model, guide, 4).predict(x)["force"].samples.shape == (4, 40, 2)
-
-
-def test_a_recorded_step_is_the_step():
-    y = {"energy": X[:, :1], "force": X.cos()}
-    losses = []
-    for make, options in ((pyro.infer.SVI, {}), (CompiledSVI, {"compile": False})):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        model = model_of()
-        svi = make(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), TermsELBO(), **options)
-        losses.append([float(svi.step(X, y)) for _ in range(4)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-8)
 
 
 def test_local_reparameterization_draws_the_weights_and_says_so():

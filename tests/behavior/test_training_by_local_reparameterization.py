@@ -7,13 +7,12 @@ from functools import partial
 import pyro
 import pytest
 import torch
-from pyro.infer import SVI, TraceMeanField_ELBO
+from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 
 from pyro_radial import (
     AutoRadial,
     BayesianModule,
-    CompiledSVI,
     FitOptions,
     SupervisedModel,
     TermsELBO,
@@ -22,7 +21,7 @@ from pyro_radial import (
 from pyro_radial.infer import diagnose
 from pyro_radial.infer.step.not_finite import find_not_finite
 from pyro_radial.nn import likelihoods
-from tests.helpers.host_reads import CountHostReads
+from tests.helpers.devices import CountHostReads
 from tests.helpers.local_reparameterization import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression
 
 
@@ -33,7 +32,7 @@ def test_loss_and_gradient_have_the_expectation_of_drawn_weights(make, loss):
     guide = make(model)
     guide.setup(X, Y)
     parameters = list(guide.parameters())
-    many = 4000
+    many = 1000
     expected = closed_loss(guide, many)
     gradients = torch.autograd.grad(expected, parameters)
     expected = torch.cat([expected.detach().reshape(1), *(g.flatten() for g in gradients)])
@@ -68,24 +67,6 @@ def test_fit_trains_validates_pretrains_and_accumulates():
     assert result.history[-1]["nll"] < 0.3 * result.history[0]["nll"]
     assert math.isfinite(result.history[-1]["validation_nll"])
     diagnose(model, guide, (x, y))
-
-
-@each_guide
-def test_a_recorded_step_is_that_of_svi(make):
-    values = []
-    for cls in (SVI, partial(CompiledSVI, compile=False)):
-        torch.manual_seed(0)
-        model = regression(mlp())
-        guide = make(model, init_loc_fn=lambda site: torch.full(site["fn"].shape(), 0.1))
-        guide.setup(X, Y)
-        svi = cls(model, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO(strict_kl=True))
-        svi.step(X, Y)
-        steps = []
-        for seed in range(5):
-            torch.manual_seed(seed)
-            steps.append(float(svi.step(X, Y)))
-        values.append(steps)
-    assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
 @each_guide

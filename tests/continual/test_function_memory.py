@@ -31,7 +31,7 @@ from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.functional import FunctionalELBO, GaussianProcess, UniformBox
 from pyro_radial.nn import MultiHead, likelihoods, use_head
-from tests.helpers.graphs import Graphed
+from tests.helpers.programs import Graphed
 from tests.helpers.runs import assert_same as assert_same_state
 from tests.helpers.streams import MODULE, OPTIONS, ROWS, chain, learn, stream
 

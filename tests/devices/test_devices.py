@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.compilers import recent_compiler
+from tests.helpers.devices import recent_compiler
 
 pytestmark = pytest.mark.site
 

@@ -13,7 +13,7 @@ from pyro.infer.reparam import AutoReparam, LocScaleReparam
 from scipy import stats
 
 from pyro_radial.distributions import RadialNormal
-from tests.helpers.compilers import recent_compiler
+from tests.helpers.devices import recent_compiler
 
 NUM_SAMPLES = 10_000
 

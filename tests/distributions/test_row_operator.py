@@ -13,8 +13,8 @@ from pyro_radial import TermsELBO
 from pyro_radial.distributions import RadialNormal, row_operator
 from pyro_radial.distributions.kl_formulas.shared import directions
 from pyro_radial.distributions.kl_formulas.to_radial import normal_to_radial, radial_to_radial
-from tests.helpers.compilers import recent_compiler
-from tests.helpers.kl_to_radial import FAMILIES, kl_of, parameters
+from tests.helpers.devices import recent_compiler
+from tests.helpers.distributions import FAMILIES, kl_of, parameters
 
 OPERATORS = {
     "radial": torch.ops.pyro_radial.radial_to_radial.default,

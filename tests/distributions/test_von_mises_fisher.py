@@ -13,8 +13,7 @@ from torch.nn.functional import normalize
 
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
 from pyro_radial.distributions.vmf.functions import mean_cosine
-from tests.helpers.compilers import recent_compiler
-from tests.helpers.cuda import waiting_is_an_error
+from tests.helpers.devices import recent_compiler, waiting_is_an_error
 
 NUM_SAMPLES = 10_000
 CONCENTRATIONS = [0.0, 1e-30, 1e-6, 1e-3, 1.0, 30.0, 1e4, 1e6]

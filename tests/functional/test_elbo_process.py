@@ -31,8 +31,8 @@ from pyro_radial.functional import (
 )
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.poutine import local_reparameterization
-from tests.helpers.graphs import Graphed
-from tests.helpers.host_reads import CountHostReads
+from tests.helpers.devices import CountHostReads
+from tests.helpers.programs import Graphed
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
 KEPT = torch.randn(5, 3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyro_radial.functional.scores import SteinScore
-from tests.helpers.functions import white
+from tests.helpers.functional import white
 
 #: With a large ridge nothing is left of the kernel but the score of the normal distribution of the draws.
 ESTIMATORS = {"moments": SteinScore(ridge=1e9), "stein": SteinScore()}

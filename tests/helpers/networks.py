@@ -78,3 +78,19 @@ def adapted_encoder() -> Encoder:
 
 def is_added(name: str, parameter: Tensor) -> bool:
     return name.endswith("added")
+
+
+class WithForce(nn.Module):
+    """The network on the page about several outputs."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        def total(x):
+            energy = self.net(x)
+            return energy.sum(), energy
+
+        gradient, energy = torch.func.grad(total, has_aux=True)(x)
+        return {"energy": energy, "force": -gradient}

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A small trained problem and its draws, that the tests of prediction share."""
+"""A small trained problem with its draws, and class probabilities that are calibrated."""
 
 import pyro
 import pyro.distributions as dist
@@ -29,3 +29,11 @@ def problem(likelihood=None, net=None, y=None, guide=AutoRadial, **kwargs):
 def draws(model, guide, x=X, seed=7, **kwargs):
     pyro.set_rng_seed(seed)
     return predict(model, guide, x, **{"num_samples": 6, **kwargs})
+
+
+def simulate(num_points, num_classes, seed=0):
+    """Probabilities and labels drawn from them, so the probabilities are calibrated."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(num_points, num_classes, generator=generator, dtype=torch.float64)
+    probs = logits.softmax(-1)
+    return probs, torch.multinomial(probs, 1, generator=generator)[:, 0]

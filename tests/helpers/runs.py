@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Small training problems, and ways to kill a run, that the tests of training share."""
+"""Small training problems, ways to interrupt a run, and a Dataset, that the tests of training share."""
 
 import re
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ import pytest
 import torch
 from pyro.distributions import constraints
 from torch import nn
+from torch.utils.data import Dataset
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
 from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
@@ -201,3 +202,16 @@ def killed(monkeypatch, method, at, when):
         patch.setattr(owner, method, interrupted)
         with pytest.raises(KeyboardInterrupt):
             yield
+
+
+class Items(Dataset):
+    """A map-style ``Dataset`` of whatever is in a list."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]

@@ -13,7 +13,7 @@ from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer.data import Rows, as_inputs, check_inputs, move, num_rows, take
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
-from tests.helpers.items import Items
+from tests.helpers.runs import Items
 
 
 def pair(rows=5):

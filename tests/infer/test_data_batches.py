@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, fit, predict
 from pyro_radial.infer.data import Batches, Rows, split_batch
 from pyro_radial.nn import likelihoods
-from tests.helpers.items import Items
 from tests.helpers.runs import (
     FIT,
     ROWS,
+    Items,
     data,
     problem,
     trained,

@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoDelta
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer import HalfCauchyReparam
-from tests.helpers.losses import X, Y, mean_and_error, network
+from tests.helpers.models import X, Y, mean_and_error, network
 
 
 @pytest.mark.parametrize("vectorize", [False, True])

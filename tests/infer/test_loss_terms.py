@@ -15,7 +15,7 @@ from pyro.infer import SVI
 
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.infer.loss_terms import LossTerms, average
-from tests.helpers.losses import X, Y, network
+from tests.helpers.models import X, Y, network
 from tests.helpers.scale_priors import scale_mixture
 
 

@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import priors
-from tests.helpers.losses import X, Y, assert_same_in_expectation, mean_and_error, network
+from tests.helpers.models import X, Y, assert_same_in_expectation, mean_and_error, network
 from tests.helpers.scale_priors import scale_mixture
 
 

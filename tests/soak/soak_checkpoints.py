@@ -5,8 +5,7 @@
 
 import pytest
 
-from tests.helpers.damage import flip_bits
-from tests.helpers.kills import KINDS, kill_and_resume
+from tests.helpers.kills import KINDS, flip_bits, kill_and_resume
 
 
 def test_four_hundred_flipped_bits_are_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_radial.uncertainty import expected_calibration_error, reliability
-from tests.helpers.class_probabilities import simulate
+from tests.helpers.predictions import simulate
 
 
 def test_certainty_belongs_to_the_last_bin():

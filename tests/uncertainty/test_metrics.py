@@ -11,7 +11,7 @@ from sklearn.metrics import brier_score_loss
 
 from pyro_radial.uncertainty import auroc, expected_calibration_error, reliability
 from pyro_radial.uncertainty.metrics import accuracy, brier_score, fpr_at_tpr
-from tests.helpers.class_probabilities import simulate
+from tests.helpers.predictions import simulate
 
 METRICS = [accuracy, brier_score, expected_calibration_error, reliability]
 

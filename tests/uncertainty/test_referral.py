@@ -9,7 +9,7 @@ from torch.nn.functional import nll_loss
 
 from pyro_radial.uncertainty import auroc, referral_curve
 from pyro_radial.uncertainty.metrics import accuracy
-from tests.helpers.class_probabilities import simulate
+from tests.helpers.predictions import simulate
 
 PROBS = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.45, 0.55], [0.7, 0.3]])
 LABELS = torch.tensor([0, 1, 0, 1, 0])

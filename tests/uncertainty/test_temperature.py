@@ -9,7 +9,7 @@ import torch
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import TemperatureScaling
-from tests.helpers.class_probabilities import simulate
+from tests.helpers.predictions import simulate
 
 
 @pytest.mark.parametrize("right", [3, 7, 9])

@@ -26,7 +26,7 @@ from pyro_radial.distributions.vmf.functions import (
     vmf_kl,
     vmf_kl_to_uniform,
 )
-from tests.helpers.compilers import recent_compiler
+from tests.helpers.devices import recent_compiler
 
 TRUTH_FILE = Path(__file__).resolve().parents[4] / "shared" / "data" / "numerics" / "vmf_truth.npz"
 SCALARS = [

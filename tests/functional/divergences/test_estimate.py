@@ -8,7 +8,7 @@ import torch
 from pyro.contrib.gp.kernels import RBF
 
 from pyro_radial.functional import GaussianKL, GaussianProcess, LinearizedKL, SteinKL
-from tests.helpers.divergences import (
+from tests.helpers.functional import (
     NUM_POINTS,
     POINTS,
     NormalPrior,

@@ -12,7 +12,7 @@ from scipy.special import digamma
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_radial.functional import GaussianKL, GaussianProcess, ImplicitProcess
-from tests.helpers.divergences import (
+from tests.helpers.functional import (
     NUM_POINTS,
     POINTS,
     NormalPrior,
@@ -22,8 +22,8 @@ from tests.helpers.divergences import (
     eye,
     normal_p,
     normal_q,
+    white,
 )
-from tests.helpers.functions import white
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_radial.functional import ImplicitProcess, SteinKL
 from pyro_radial.functional.scores import SteinScore
-from tests.helpers.divergences import (
+from tests.helpers.functional import (
     NUM_POINTS,
     POINTS,
     NormalPrior,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyro_radial.functional import FunctionPrior, ImplicitProcess
-from tests.helpers.processes import points
+from tests.helpers.functional import points
 
 
 def test_a_prior_names_its_class_for_all_that_it_does_not_know():

@@ -16,7 +16,7 @@ from sklearn.gaussian_process.kernels import RBF as SklearnRBF
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
 from pyro_radial.functional import GaussianProcess
-from tests.helpers.processes import NUM_SAMPLES, points, rbf, squared_exponential
+from tests.helpers.functional import NUM_SAMPLES, points, rbf, squared_exponential
 
 
 def test_moments_are_those_of_the_kernel_and_the_mean_with_the_noise():

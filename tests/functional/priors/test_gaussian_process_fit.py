@@ -15,7 +15,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 from torch import nn
 
 from pyro_radial.functional import GaussianProcess
-from tests.helpers.processes import rbf
+from tests.helpers.functional import rbf
 
 
 def test_fit_finds_the_maximum_that_scikit_learn_finds():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pyro_radial.functional import GaussianProcess
-from tests.helpers.processes import points, rbf, squared_exponential
+from tests.helpers.functional import points, rbf, squared_exponential
 
 
 def test_white_noise_among_pyros_kernels_is_on_the_diagonal():

@@ -24,7 +24,7 @@ from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import swap_prior
-from tests.helpers.compilers import recent_compiler
+from tests.helpers.devices import recent_compiler
 from tests.helpers.networks import Encoder, adapted_encoder, is_added
 
 ROWS, DRAWS = 6, 5

@@ -8,7 +8,6 @@ import warnings
 from functools import partial
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoDelta
@@ -18,8 +17,7 @@ from pyro_radial import AutoRadial, CompiledSVI, NaturalGradient, TermsELBO, fit
 from pyro_radial.infer.step import inductor
 from pyro_radial.infer.step.captured import MOST_CAPTURES, CaptureError
 from pyro_radial.infer.step.loss_evaluation import CAPTURED, COMPILED
-from tests.helpers import stand_in
-from tests.helpers.cuda import waiting_is_an_error
+from tests.helpers.devices import capture_on_cpu, waiting_is_an_error
 from tests.helpers.networks import classifier, data, mlp
 from tests.helpers.runs import assert_same, killed, problem, trained
 from tests.helpers.runs import data as rows
@@ -30,23 +28,37 @@ FUSED = partial(torch.optim.Adam, lr=0.01, fused=True)
 
 @pytest.fixture
 def device(monkeypatch):
-    yield stand_in.use(monkeypatch)
+    yield capture_on_cpu(monkeypatch)
     inductor.forget()
 
 
-def made(optim=FUSED, loss=None, device=True, **settings):
+def steps_of(optim=FUSED, compile=True, **settings):
     """The steps of a small network."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     model = classifier(net=mlp())
     guide = AutoRadial(model)
-    guide(X, Y)
+    guide.setup(X, Y)
     pyro.set_rng_seed(1)
-    return guide, CompiledSVI(model, guide, optim, loss or TermsELBO(), compile=device, **settings)
+    return CompiledSVI(model, guide, optim, TermsELBO(), compile=compile, **settings)
 
 
 def values(guide):
     return {name: value.detach().clone() for name, value in guide.named_parameters()}
+
+
+def assert_captured_as_recorded(number, optim=FUSED, change=lambda svi, step: None):
+    """Compare steps, with a change before each; return the captured ones."""
+    outcomes = []
+    for compile in (False, True):
+        svi = steps_of(optim, compile)
+        losses = []
+        for step in range(number):
+            change(svi, step)
+            losses.append(float(svi.step(X + 0.1 * step, Y)))
+        outcomes.append({"losses": torch.tensor(losses), **values(svi.guide)})
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-5, atol=1e-6)
+    return svi
 
 
 OPTIMIZERS = {
@@ -61,26 +73,21 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.filterwarnings("ignore:the optimizer takes its step after")
 def test_captured_steps_are_the_recorded_ones(name, device):
-    optim, inside = OPTIMIZERS[name]
-    outcomes = []
-    for captured in (False, True):
-        guide, svi = made(optim, device=captured)
-        losses = [float(svi.step(X + 0.1 * step, Y)) for step in range(8)]
-        outcomes.append((losses, values(guide)))
+    optim, is_inside = OPTIMIZERS[name]
+    svi = assert_captured_as_recorded(8, optim)
     assert svi._latest.mode == CAPTURED
-    assert svi._latest.stepped == inside
+    assert svi._latest.stepped == is_inside
     assert device.captures == 1
-    assert outcomes[1][0] == pytest.approx(outcomes[0][0], rel=1e-5)
-    for key, value in outcomes[0][1].items():
-        torch.testing.assert_close(outcomes[1][1][key], value, rtol=1e-5, atol=1e-6)
 
 
 def test_an_optimizer_that_is_not_in_the_graph_is_named(device):
-    _, svi = made(partial(torch.optim.Rprop, lr=0.01))
+    svi = steps_of(partial(torch.optim.Rprop, lr=0.01))
+    # The first step makes the optimizer, and the second one runs the program itself.
+    for _ in range(2):
+        svi.step(X, Y)
     with pytest.warns(UserWarning, match="takes its step after the CUDA graph: Rprop has no fused step") as caught:
-        losses = [svi.step(X, Y) for _ in range(3)]
+        svi.step(X, Y)
     assert len(caught) == 1
-    assert len(losses) == 3
     (reason,) = svi.eager_reasons
     assert reason.startswith("Rprop has no fused step")
 
@@ -88,214 +95,174 @@ def test_an_optimizer_that_is_not_in_the_graph_is_named(device):
 @pytest.mark.filterwarnings("ignore:the optimizer takes its step after the CUDA graph. gradients are clipped")
 @pytest.mark.parametrize("options", [{"clip_norm": 5.0}, {"accumulate": 2}], ids=["clipped", "in parts"])
 def test_a_captured_run_with_options_is_the_run_as_it_is(options, device):
-    ends = []
+    states = []
     for compile in (False, True):
-        ends.append(trained(*problem(), optim=FUSED, batch_size=10, compile=compile, **options)[0])
+        states.append(trained(*problem(), optim=FUSED, batch_size=10, compile=compile, **options)[0])
     assert device.captures == ("clip_norm" in options)
-    for name, value in ends[0].items():
-        torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-5)
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_only_arguments_that_change_are_copied(device):
-    _, svi = made()
+    svi = steps_of()
     for step in range(5):
         svi.step(X + step, Y)
-    assert svi.graphs.replays[0].captured._is_copied == [True, False]
-    before = svi.graphs.replays[0].captured.captures
-    # What was the same tensor until now is another one: another capture, and then no more.
+    (replay,) = svi.graphs.replays
+    assert replay.captured._is_copied == [True, False]
+    # The same tensor until now is another one: another capture, and then no more.
     for _ in range(6):
         svi.step(X, Y.clone())
-    assert svi.graphs.replays[0].captured.captures == before + 1
+    assert replay.captured.captures == 2
 
 
 def test_another_shape_is_another_graph(device):
-    _, svi = made()
-    for rows_ in (8, 5) * 5:
-        svi.step(X[:rows_].clone(), Y[:rows_].clone())
+    svi = steps_of()
+    for number in (8, 5) * 5:
+        svi.step(X[:number].clone(), Y[:number].clone())
     assert len(svi.graphs.replays) == 2
     assert device.captures == 2
 
 
-def rate_changed(svi):
+def change_rate(svi):
     svi.optimizer.param_groups[0]["lr"] = 0.3
 
 
-def betas_changed(svi):
+def change_betas(svi):
     svi.optimizer.param_groups[0]["betas"] = (0.5, 0.6)
 
 
-def state_loaded(svi):
+def load_state(svi):
     state = copy.deepcopy(svi.optimizer.state_dict())
-    for each in state["state"].values():
-        each["exp_avg"] += 0.1
+    for buffers in state["state"].values():
+        buffers["exp_avg"] += 0.1
     svi.optimizer.load_state_dict(state)
 
 
-def storage_replaced(svi):
+def replace_storage(svi):
     for parameter in svi.guide.parameters():
         parameter.data = parameter.data.clone() + 0.1
 
 
-def tripled(parameter):
+def triple_gradient(parameter):
     # Torch refuses a hook that returns something.
     parameter.grad *= 3.0
 
 
-def hook_added(svi):
-    parameter = next(iter(svi.guide.parameters()))
-    parameter.register_post_accumulate_grad_hook(tripled)
+def add_hook(svi):
+    next(iter(svi.guide.parameters())).register_post_accumulate_grad_hook(triple_gradient)
 
 
-def head_of_state_replaced(svi):
-    for each in svi.optimizer.state.values():
-        each["exp_avg"] = each["exp_avg"] + 0.1
+def replace_averages(svi):
+    for buffers in svi.optimizer.state.values():
+        buffers["exp_avg"] = buffers["exp_avg"] + 0.1
 
 
+#: What changes between two steps, and the number of captures.
 CHANGES = {
-    change.__name__: change
-    for change in (
-        rate_changed,
-        betas_changed,
-        state_loaded,
-        storage_replaced,
-        hook_added,
-        head_of_state_replaced,
-    )
+    change_rate: 1,
+    change_betas: 2,
+    load_state: 2,
+    replace_storage: 2,
+    add_hook: 2,
+    replace_averages: 2,
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_between_steps_counts_as_without_capture(name, device):
-    outcomes = []
-    for captured in (False, True):
-        guide, svi = made(device=captured)
-        for step in range(12):
-            if step == 6:
-                CHANGES[name](svi)
-            svi.step(X, Y)
-        outcomes.append(values(guide))
-        assert svi.compiled
-    assert device.captures == (1 if name == "rate_changed" else 2)
-    for key, value in outcomes[0].items():
-        torch.testing.assert_close(outcomes[1][key], value, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_steps_counts_as_without_capture(change, device):
+    svi = assert_captured_as_recorded(10, change=lambda svi, step: change(svi) if step == 5 else None)
+    assert svi.compiled
+    assert device.captures == CHANGES[change]
 
 
 def test_a_scheduler_changes_rates_without_another_capture(device):
-    outcomes = []
-    for captured in (False, True):
-        guide, svi = made(device=captured)
-        svi.step(X, Y)
-        scheduler = ExponentialLR(svi.optimizer, 0.7)
-        for _ in range(8):
-            svi.step(X, Y)
-            scheduler.step()
-        assert svi.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.7**8)
-        outcomes.append(values(guide))
+    schedulers = {}
+
+    def schedule(svi, step):
+        if step == 1:
+            schedulers[svi] = ExponentialLR(svi.optimizer, 0.7)
+        elif step:
+            schedulers[svi].step()
+
+    svi = assert_captured_as_recorded(9, change=schedule)
+    assert svi.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.7**7)
     assert device.captures == 1
-    for key, value in outcomes[0].items():
-        torch.testing.assert_close(outcomes[1][key], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("optim", [FUSED, NaturalGradient(other_optim=FUSED)], ids=["Adam", "natural gradient"])
 def test_a_loss_that_is_not_finite_changes_nothing_and_is_named_later(optim, device):
-    guide, svi = made(optim, check_every=5)
+    svi = steps_of(optim, check_every=5)
     for _ in range(15):
         svi.step(X, Y)
     assert svi._latest.stepped
-    before = values(guide)
-    broken = X.clone()
-    broken[0, 0] = torch.nan
-    svi.step(broken, Y)
+    expected = values(svi.guide)
+    nonfinite = X.clone()
+    nonfinite[0, 0] = torch.nan
+    svi.step(nonfinite, Y)
     for _ in range(3):
         svi.step(X, Y)
     with pytest.raises(FloatingPointError, match=r"not finite in step 15: log-likelihood of site 'y'.*no step"):
         svi.step(X, Y)
-    assert_same(values(guide), before)
+    assert_same(values(svi.guide), expected)
     svi.step(X, Y)
-    assert not torch.equal(next(iter(before.values())), next(iter(values(guide).values())))
+    assert not torch.equal(next(iter(expected.values())), next(iter(values(svi.guide).values())))
 
 
-def test_losses_and_terms_that_are_kept_do_not_change(device):
-    _, svi = made()
-    kept = []
-    for _ in range(8):
+def test_losses_and_terms_of_earlier_steps_do_not_change(device):
+    svi = steps_of()
+    seen = []
+    for _ in range(7):
         loss = svi.step(X, Y)
         terms = svi.loss.terms
-        kept.append((loss, float(loss), terms, float(terms.kl), float(terms.negative_log_likelihood)))
-    assert len({value for _, value, *_ in kept}) == 8
-    for loss, value, terms, kl, nll in kept:
+        seen.append((loss, float(loss), terms, float(terms.kl), float(terms.negative_log_likelihood)))
+    assert len({value for _, value, *_ in seen}) == 7
+    for loss, value, terms, kl, nll in seen:
         assert float(loss) == value
         assert (float(terms.kl), float(terms.negative_log_likelihood)) == (kl, nll)
 
 
 def test_tensors_that_are_replaced_again_and_again_end_the_captures(device):
-    guide, svi = made()
+    svi = steps_of()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(5 * MOST_CAPTURES):
+        for step in range(4 * MOST_CAPTURES):
             svi.step(X, Y)
             if step % 3 == 2:
-                storage_replaced(svi)
+                replace_storage(svi)
     assert [str(warning.message).partition(": ")[2] for warning in caught] == [
         "its tensors, or settings of its optimizer, are replaced again and again"
     ]
     assert device.captures == MOST_CAPTURES
     assert svi._latest.mode == COMPILED
-    assert all(bool(torch.isfinite(value).all()) for value in values(guide).values())
+    assert all(bool(torch.isfinite(value).all()) for value in values(svi.guide).values())
 
 
 def test_a_step_that_cannot_be_captured_is_taken_without(device, monkeypatch):
-    def refused(body):
+    def refuse(body):
         raise CaptureError("RuntimeError: operation not permitted when stream is capturing")
 
-    outcomes = []
-    for captured in (False, True):
-        if captured:
-            monkeypatch.setattr(device, "capture", refused)
-        guide, svi = made(device=captured)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(6):
-                svi.step(X, Y)
-        outcomes.append(values(guide))
-    assert ["without a CUDA graph: RuntimeError: operation not permitted" in str(w.message) for w in caught] == [True]
-    for key, value in outcomes[0].items():
-        torch.testing.assert_close(outcomes[1][key], value, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(device, "capture", refuse)
+    with pytest.warns(UserWarning, match="without a CUDA graph: RuntimeError: operation not permitted") as caught:
+        assert_captured_as_recorded(6)
+    assert len(caught) == 1
 
 
 def test_without_compilation_nothing_is_captured(device):
-    _, svi = made(device=False)
+    svi = steps_of(compile=False)
     for _ in range(4):
         svi.step(X, Y)
     assert device.captures == 0
 
 
 def test_evaluations_and_gradients_alone_are_not_captured(device):
-    guide, svi = made()
+    svi = steps_of()
     for _ in range(4):
         svi.step(X, Y)
-    first = svi.loss_and_grads(svi.model, svi.guide, X, Y)
-    kept = {name: parameter.grad.clone() for name, parameter in guide.named_parameters()}
+    loss = svi.loss_and_grads(svi.model, svi.guide, X, Y)
+    gradients = {name: parameter.grad.clone() for name, parameter in svi.guide.named_parameters()}
     svi.evaluate_loss(X, Y)
-    assert float(first) != float(svi.evaluate_loss(X, Y))
-    assert_same(kept, {name: parameter.grad for name, parameter in guide.named_parameters()})
-
-
-def test_a_loss_without_terms_is_captured_too(device):
-    def model(x):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(w, 1.0), obs=x)
-
-    pyro.clear_param_store()
-    guide = pyro.infer.autoguide.AutoNormal(model)
-    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.1}), pyro.infer.Trace_ELBO())
-    for _ in range(200):
-        svi.step(X[:, 0] + 3.0)
-    assert svi._latest.stepped
-    expected = float((X[:, 0] + 3.0).sum() / (len(X) + 1))
-    # The posterior's standard deviation is a third; Adam wanders by some tenths of it.
-    assert float(guide.median()["w"]) == pytest.approx(expected, abs=0.15)
+    assert float(loss) != float(svi.evaluate_loss(X, Y))
+    assert_same(gradients, {name: parameter.grad for name, parameter in svi.guide.named_parameters()})
 
 
 @pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
@@ -313,14 +280,13 @@ def test_a_killed_run_of_captured_steps_ends_bit_for_bit_as_an_undisturbed_one(d
 
 
 def on_cuda(guide=AutoRadial, optim=FUSED):
-    """As :func:`made`, on a GPU and without compilation by inductor, which takes long."""
+    """As :func:`steps_of`, on a GPU and without compilation by inductor, which takes long."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     model = classifier(net=mlp()).cuda()
-    made_guide = guide(model)
-    svi = CompiledSVI(model, made_guide, optim, TermsELBO(), check_every=1_000)
+    svi = CompiledSVI(model, guide(model), optim, TermsELBO(), check_every=1_000)
     svi.graphs.compile_after = 10**9
-    return made_guide, svi, X.cuda(), Y.cuda()
+    return svi, X.cuda(), Y.cuda()
 
 
 @pytest.mark.cuda
@@ -328,12 +294,12 @@ def test_on_cuda_captured_steps_are_those_of_the_program_and_wait_for_nothing():
     outcomes = []
     for captured in (False, True):
         # Without noise, the order of draws makes no difference.
-        guide, svi, x, y = on_cuda(AutoDelta, partial(torch.optim.Adam, lr=0.01))
+        svi, x, y = on_cuda(AutoDelta, partial(torch.optim.Adam, lr=0.01))
         if not captured:
             svi.graphs.compile = False
         for step in range(8):
             svi.step(x + 0.1 * step, y)
-        outcomes.append(values(guide))
+        outcomes.append(values(svi.guide))
     assert svi._latest.stepped
     for name, value in outcomes[0].items():
         torch.testing.assert_close(outcomes[1][name], value, rtol=1e-4, atol=1e-5)
@@ -345,7 +311,7 @@ def test_on_cuda_captured_steps_are_those_of_the_program_and_wait_for_nothing():
 @pytest.mark.cuda
 @pytest.mark.parametrize("compile_after", [0, 10**9], ids=["compiled", "recorded"])
 def test_on_cuda_noise_follows_the_seed_and_the_state_of_the_generator(compile_after):
-    _, svi, x, y = on_cuda(optim=partial(torch.optim.SGD, lr=0.0))
+    svi, x, y = on_cuda(optim=partial(torch.optim.SGD, lr=0.0))
     svi.graphs.compile_after = compile_after
     for _ in range(5):
         svi.step(x, y)
@@ -357,9 +323,9 @@ def test_on_cuda_noise_follows_the_seed_and_the_state_of_the_generator(compile_a
     assert losses[0] == losses[2] != losses[1]
     assert len({*losses[0]}) == 3
     state = torch.cuda.get_rng_state()
-    first = float(svi.step(x, y))
+    loss = float(svi.step(x, y))
     torch.cuda.set_rng_state(state)
-    assert float(svi.step(x, y)) == first
+    assert float(svi.step(x, y)) == loss
 
 
 @pytest.mark.cuda

@@ -10,11 +10,9 @@ from torch import nn
 
 from pyro_radial import AutoRadial, TermsELBO
 from pyro_radial.infer import CompiledELBO
-from pyro_radial.infer.step.loss_evaluation import CHECKED
 from tests.helpers.networks import classifier, data
 
 X, Y = data(8)
-LOSSES = [Trace_ELBO, TraceMeanField_ELBO, TermsELBO]
 
 
 def problem():
@@ -24,40 +22,28 @@ def problem():
     return model, guide
 
 
-def gradients_of(module, steps, factor=1.0):
-    """The losses and gradients of steps on noise of their own, each after a backward by the user."""
-    found = []
-    for seed in range(steps):
-        pyro.set_rng_seed(seed)
+def losses_and_gradients(module, number):
+    """The losses and gradients of steps with a backward by the user."""
+    pyro.set_rng_seed(0)
+    outcomes = []
+    for _ in range(number):
         module.zero_grad()
         loss = module(X, Y)
-        (factor * loss).backward()
-        found.append([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
-    return found
+        (3.0 * loss).backward()
+        outcomes.append([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
+    return outcomes
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [Trace_ELBO, TermsELBO])
 def test_the_loss_and_gradients_are_those_of_the_elbo(loss):
     model, guide = problem()
     elbo = CompiledELBO(loss(), compile=False)
-    expected = gradients_of(loss()(model, guide), 12, factor=3.0)
-    found = gradients_of(elbo(model, guide), 12, factor=3.0)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    expected = losses_and_gradients(loss()(model, guide), 3)
+    # In the second step the program itself runs.
+    torch.testing.assert_close(losses_and_gradients(elbo(model, guide), 3), expected, rtol=1e-3, atol=1e-3)
     assert elbo.compiled
     assert elbo.num_graphs == 1
     assert elbo.eager_reasons == []
-
-
-def test_a_checked_step_has_the_programs_gradients():
-    model, guide = problem()
-    elbo = CompiledELBO(Trace_ELBO(), compile=False)
-    module = elbo(model, guide)
-    gradients_of(module, 1)
-    pyro.set_rng_seed(0)
-    module.zero_grad()
-    module(X, Y).backward()
-    assert elbo._latest.mode == CHECKED
-    assert all(p.grad is not None for p in guide.parameters())
 
 
 class Encoded(nn.Module):
@@ -100,7 +86,7 @@ def test_pyros_svi_takes_it_as_its_loss():
         elbo = make()
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), elbo.loss, elbo.loss_and_grads)
         losses.append([])
-        for seed in range(5):
+        for seed in range(2):
             pyro.set_rng_seed(seed)
             losses[-1] += [svi.step(X, Y), svi.evaluate_loss(X, Y)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

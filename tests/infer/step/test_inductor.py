@@ -1,52 +1,94 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Compiled code gets its noise, and is used only where it gives what the graph gives."""
+
+from contextlib import nullcontext
+
+import pyro
+import pytest
 import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, TermsELBO
-from tests.helpers.graphs import Graphed
+from pyro_radial.infer.step import inductor
 from tests.helpers.networks import classifier, data
+from tests.helpers.programs import PROGRAMS, Graphed
 
 X, Y = data(8)
 
 
-class Attending(nn.Module):
-    """A transformer's layer over three tokens of four numbers, with dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.lift = nn.Linear(3, 12)
-        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
-        self.head = nn.Linear(12, 2)
-
-    def forward(self, x):
-        return self.head(self.layer(self.lift(x).unflatten(-1, (3, 4))).flatten(1))
+@pytest.fixture(autouse=True)
+def no_code():
+    inductor.forget()
+    yield
+    inductor.forget()
 
 
-def graphed_attention():
-    """Return a network with attention, its guide, and their loss, compiled at its first use."""
-    torch.manual_seed(0)
-    model = classifier(net=Attending())
+def graphed(compile_after):
+    net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+    model = classifier(net=net)
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    return model, guide, Graphed(model, guide, TermsELBO(), compile_after=0)
+    return Graphed(model, guide, TermsELBO(), compile_after=compile_after)
 
 
-def test_a_compiler_gets_no_random_numbers_to_draw_and_the_check_sees_the_same(recorded_only):
-    _, _, loss = graphed_attention()
+def test_a_compiler_gets_no_random_numbers_to_draw(recorded_only):
+    program = PROGRAMS["attention with dropout"]()
+    loss = Graphed(program.model, program.guide, program.loss, compile_after=0)
     # A refusal by the check would warn.
-    losses = {float(loss((X, Y))[0]) for _ in range(4)}
+    losses = {float(loss(program.args)[0]) for _ in range(4)}
     assert len(losses) == 4
     (module,) = recorded_only
     seeded = torch.Tag.nondeterministic_seeded
     assert not [node for node in module.graph.nodes if seeded in getattr(node.target, "tags", ())]
 
 
-def test_compiled_noise_on_a_cpu_is_that_of_the_program(recorded_only):
-    model, guide, loss = graphed_attention()
+def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
+    def missing(*args):
+        raise inductor.CompilerMissingError("no g++")
+
+    monkeypatch.setattr(inductor, "compile_graph", missing)
+    loss = graphed(compile_after=2)
+    # In the second call the program itself runs.
+    for _ in range(3):
+        loss((X, Y))
+    with pytest.warns(UserWarning, match=r"no compiler on this machine.*no g\+\+"):
+        loss((X, Y))
+    pyro.set_rng_seed(0)
+    replayed, _ = loss((X, Y))
+    pyro.set_rng_seed(0)
+    torch.testing.assert_close(replayed, TermsELBO()(loss.model, loss.guide)(X, Y).detach())
+
+
+@pytest.mark.parametrize("fault", ["results", "results with vectors alone", "changed tensors"])
+def test_wrong_code_is_not_used(monkeypatch, fault):
+    loss = graphed(compile_after=None)
     loss((X, Y))
-    torch.manual_seed(5)
-    replayed = loss((X, Y))[0]
-    torch.manual_seed(5)
-    torch.testing.assert_close(replayed, TermsELBO()(model, guide)(X, Y).detach())
+    statistic = loss.model.bnn.get_buffer("net.1.running_mean")
+    vector_lengths = []
+
+    def compile_wrongly(module, examples, options):
+        vector_lengths.append(options.get("cpp.simdlen"))
+        if fault == "results with vectors alone" and vector_lengths[-1] == 1:
+            return module
+
+        def code(*tensors):
+            results = module(*tensors)
+            if fault == "changed tensors":
+                statistic.add_(1.0)
+                return results
+            return [1.1 * result if result.is_floating_point() else result for result in results]
+
+        return code
+
+    monkeypatch.setattr(inductor, "compile_graph", compile_wrongly)
+    noise, buffers = torch.get_rng_state(), [buffer.clone() for buffer in loss.model.buffers()]
+    graph = loss.recordings[0].graph
+    is_usable = fault == "results with vectors alone"
+    with nullcontext() if is_usable else pytest.warns(UserWarning, match="gives other numbers"):
+        code = inductor.compile_once(graph, [torch.ones(()), X, Y], {})
+    assert vector_lengths == [None, 1]
+    assert (code is graph.module) != is_usable
+    assert torch.equal(torch.get_rng_state(), noise)
+    assert all(map(torch.equal, loss.model.buffers(), buffers))

@@ -21,7 +21,7 @@ from pyro_radial.infer.training import checkpoint as checkpoint_module
 from pyro_radial.infer.training import training_run
 from pyro_radial.infer.training.checkpoint import Checkpoint, copy_state, plain_settings
 from pyro_radial.nn import likelihoods
-from tests.helpers.damage import flip_bits
+from tests.helpers.kills import flip_bits
 from tests.helpers.runs import ROWS, assert_same, data, problem, regression, state_of, targets, trained
 
 

@@ -13,13 +13,13 @@ from torch.optim import SGD
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.infer.step import inductor as code
 from pyro_radial.nn import likelihoods
-from tests.helpers.host_reads import CountHostReads
+from tests.helpers.devices import CountHostReads
 from tests.helpers.runs import assert_same, data, killed, problem, trained
 
 ROWS = 23
 
 
-def ended(rows=ROWS, net="plain", **settings):
+def final_state(rows=ROWS, net="plain", **settings):
     pyro.set_rng_seed(0)
     model, guide = problem(net, likelihood=likelihoods.Categorical())
     _, result = trained(model, guide, data=data(rows), **settings)
@@ -29,6 +29,7 @@ def ended(rows=ROWS, net="plain", **settings):
 @pytest.mark.parametrize(
     "settings",
     [
+        {"net": "batch norm"},
         {"accumulate": 3, "loss": partial(TermsELBO, kl_weight=lambda step: min(1.0, step / 4))},
         {"loss": partial(TermsELBO, 2), "clip_norm": 5.0, "optim": partial(SGD, lr=1e-4)},
         {
@@ -38,39 +39,35 @@ def ended(rows=ROWS, net="plain", **settings):
         },
         {"autocast": torch.bfloat16, "optim": partial(SGD, lr=1e-4)},
     ],
-    ids=["in parts with a weight", "particles, clipped", "means first, validation, rates", "autocast"],
+    ids=["batch norm", "in parts with a weight", "particles, clipped", "means first, validation, rates", "autocast"],
 )
 def test_a_run_on_graphs_is_the_run_without(settings, recorded_only):
     outcomes = []
     for compile in (False, True):
-        made = {name: value() if name == "loss" else value for name, value in settings.items()}
-        outcomes.append(ended(compile=compile, **made))
-    (eager_history, eager), (history, state) = outcomes
+        arguments = {name: value() if name == "loss" else value for name, value in settings.items()}
+        outcomes.append(final_state(compile=compile, **arguments))
+    (eager_history, eager_state), (history, state) = outcomes
     assert recorded_only
-    for own, theirs in zip(history, eager_history, strict=True):
-        assert own == pytest.approx(theirs, rel=1e-4)
-    for name, value in eager.items():
+    for record, eager_record in zip(history, eager_history, strict=True):
+        assert record == pytest.approx(eager_record, rel=1e-4)
+    for name, value in eager_state.items():
         torch.testing.assert_close(state[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_odd_batches_are_replayed_as_recorded(recorded_only):
-    ended(rows=23, batch_size=5, compile=True)
-    assert len(recorded_only) == 1
-
-
-def test_the_only_batch_is_compiled_however_small(recorded_only):
-    ended(rows=23, batch_size=100, compile=True)
+@pytest.mark.parametrize("batch_size", [5, 100], ids=["the last batch is smaller", "the only batch is smaller"])
+def test_batches_of_the_usual_size_are_compiled(batch_size, recorded_only):
+    final_state(rows=23, batch_size=batch_size, compile=True)
     assert len(recorded_only) == 1
 
 
 def check_killed_run_on_graphs(folder, monkeypatch):
     """Check that a run on graphs that is killed twice ends where an undisturbed one does, whose state is returned."""
-    _, undisturbed = ended(compile=True)
+    _, undisturbed = final_state(compile=True)
     path = folder / "run.pt"
-    for at in (2, 5):
-        with killed(monkeypatch, "save", at, "after"):
-            ended(compile=True, checkpoint=path, checkpoint_every=1)
-    _, resumed = ended(compile=True, checkpoint=path, checkpoint_every=1)
+    for number in (2, 5):
+        with killed(monkeypatch, "save", number, "after"):
+            final_state(compile=True, checkpoint=path, checkpoint_every=1)
+    _, resumed = final_state(compile=True, checkpoint=path, checkpoint_every=1)
     assert_same(undisturbed, resumed)
     return undisturbed
 
@@ -81,7 +78,7 @@ def test_a_resumed_run_compiles_the_graphs_that_an_undisturbed_one_does(tmp_path
         return lambda *values: [out * 1.001 if out.is_floating_point() else out for out in module(*values)]
 
     code.forget()
-    _, recorded = ended(compile=False)
+    _, recorded = final_state(compile=False)
     monkeypatch.setattr(code, "compile_graph", compiled)
     off = check_killed_run_on_graphs(tmp_path, monkeypatch)
     assert not all(torch.equal(value, off[name]) for name, value in recorded.items())

@@ -8,7 +8,7 @@ import torch
 
 from pyro_radial.distributions import HypersphericalUniform, RadialNormal
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
-from tests.helpers.two_samples import assert_same_distribution
+from tests.helpers.distributions import assert_same_distribution
 
 NUM_DRAWS = 100_000
 

@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn.local.unit_noise import UnitNoise, half_normal, noisy_output, unit_noise
-from tests.helpers.two_samples import assert_same_distribution, assert_same_mean
+from tests.helpers.distributions import assert_same_distribution, assert_same_mean
 
 NUM_DRAWS = 30_000
 

@@ -1,12 +1,13 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Two normal distributions at twelve points, and priors with the moments of such."""
+"""Kernels, processes, draws with known moments, and divergences between normal distributions."""
 
+import pyro.contrib.gp.kernels as gp_kernels
 import torch
 from torch.distributions import MultivariateNormal
 
-from pyro_radial.functional import FunctionPrior
+from pyro_radial.functional import FunctionPrior, GaussianProcess
 
 NUM_POINTS = 12
 POINTS = torch.linspace(-1, 1, NUM_POINTS, dtype=torch.double).unsqueeze(-1)
@@ -68,3 +69,33 @@ def assert_mean_is(estimates, truth, slack=0.0):
     estimates = torch.stack(estimates)
     error = (estimates.mean(0) - truth).abs()
     assert bool((error <= 4.0 * estimates.std(0) / len(estimates) ** 0.5 + slack).all())
+
+
+def white(count, dim):
+    """Draws whose mean is zero and covariance one, exactly."""
+    values = torch.randn(count, dim, dtype=torch.double)
+    values -= values.mean(0)
+    return values @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(values.mT).reshape(dim, dim))).mT
+
+
+NUM_SAMPLES = 20_000
+
+
+def squared_exponential(x1, x2):
+    return 1.7 * (-0.5 * torch.cdist(x1, x2, compute_mode="donot_use_mm_for_euclid_dist").square() / 0.6**2).exp()
+
+
+def rbf(lengthscale=0.6, variance=1.7, input_dim=2):
+    return gp_kernels.RBF(input_dim, variance=torch.tensor(variance), lengthscale=torch.tensor(lengthscale))
+
+
+def points(number=6, dtype=torch.double):
+    return torch.randn(number, 2, dtype=dtype)
+
+
+def column(*values):
+    return torch.tensor(values, dtype=torch.double).unsqueeze(-1)
+
+
+def gaussian_process(lengthscale=1.0, mean=0.0):
+    return GaussianProcess(gp_kernels.RBF(1, lengthscale=torch.tensor(lengthscale)), mean=mean, noise=0.3)
