@@ -2,17 +2,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The package with what the quickstart needs, and everything for developers on top.
+SMALL := $(VENV)/.small
 READY := $(VENV)/.ready
 
 .PHONY: quickstart test test-site test-oldest soak gpu lint format docs dist benchmark clean
 
-$(READY): pyproject.toml constraints.txt
+$(SMALL): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plots,sklearn]'
+	touch $(SMALL)
+
+$(READY): $(SMALL)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-quickstart: $(READY)
+quickstart: $(SMALL)
 	$(BIN)/python tutorials/quickstart.py
 
 test: $(READY)
