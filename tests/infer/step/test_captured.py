@@ -225,7 +225,7 @@ def test_tensors_that_are_replaced_again_and_again_end_the_captures(device):
     svi = steps_of()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(4 * MOST_CAPTURES):
+        for step in range(5 * MOST_CAPTURES):
             svi.step(X, Y)
             if step % 3 == 2:
                 replace_storage(svi)

@@ -79,7 +79,8 @@ def test_steps_on_a_graph_are_those_of_the_program(name, mode, monkeypatch):
     if mode == COMPILED:
         svi.graphs.compile_after = 3
     found = take_steps(svi, program)
-    assert_same_steps(found, expected)
+    # Inductor sums in another order, and the bias before a batch norm has a gradient of rounding alone.
+    assert_same_steps(found, expected, 1e-3 if mode == COMPILED else 1e-4)
     assert svi._latest.mode == (AS_IT_IS if name in EAGER_LOSSES else mode)
     assert svi.num_graphs == (name in PROGRAMS)
     assert len(svi.eager_reasons) == (name in EAGER_LOSSES)
