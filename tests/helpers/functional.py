@@ -56,10 +56,6 @@ def normal_p():
     return MultivariateNormal(0.1 * POINTS[:, 0], kernel(0.5) + eye(NUM_POINTS, 0.01))
 
 
-def with_noise(distribution, variance):
-    return MultivariateNormal(distribution.mean, distribution.covariance_matrix + eye(NUM_POINTS, variance))
-
-
 def draws(distribution, count):
     return distribution.sample((count,)).unsqueeze(-1)
 

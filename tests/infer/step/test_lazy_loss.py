@@ -4,7 +4,6 @@
 import copy
 import csv
 import io
-import json
 import math
 import pickle
 import statistics
@@ -38,9 +37,6 @@ USES = {
     "str": (str, "2.5"),
     "a list of them": (lambda loss: str([loss]), "[2.5]"),
     "mean": (lambda loss: statistics.mean([loss, loss]), 2.5),
-    "sum": (lambda loss: sum([loss, loss]), 5.0),
-    "max": (lambda loss: float(max(loss, OTHER)), 4.0),
-    "sorted": (lambda loss: [float(each) for each in sorted([OTHER, loss])], [2.5, 4.0]),
     "compared": (lambda loss: (loss < 3, loss >= OTHER, loss == 2.5, loss < 3.0), (True, False, True, True)),
     "arithmetic": (lambda loss: (1 + loss, loss / 2, 10 - loss, -loss, abs(loss)), (3.5, 1.25, 7.5, -2.5, 2.5)),
     "isnan": (math.isnan, False),
@@ -49,12 +45,9 @@ USES = {
     "added to an array": (lambda loss: (np.zeros(2) + loss).tolist(), [2.5, 2.5]),
     "stored in an array": (stored, [0.0, 2.5]),
     "an array of them": (lambda loss: np.asarray([loss, loss], dtype=float).tolist(), [2.5, 2.5]),
-    "numpy mean": (lambda loss: float(np.mean([loss, loss])), 2.5),
     "written": (lambda loss: written([loss]), "2.5"),
     "pickled": (lambda loss: pickle.loads(pickle.dumps(loss)), 2.5),
     "copied": (copy.deepcopy, 2.5),
-    "as JSON": (lambda loss: json.dumps(float(loss)), "2.5"),
-    "a tensor": (lambda loss: torch.tensor(float(loss)).item(), 2.5),
 }
 
 
