@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The package with what the quickstart needs, and everything for developers on top.
+# The package with what the quickstart needs (no bytecode beforehand), and everything for developers on top.
 SMALL := $(VENV)/.small
 READY := $(VENV)/.ready
 
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 
 $(SMALL): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plots,sklearn]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[plots,sklearn]'
 	touch $(SMALL)
 
 $(READY): $(SMALL)

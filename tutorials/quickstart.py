@@ -6,51 +6,37 @@
 Run it as ``python tutorials/quickstart.py``; ``--help`` lists the options.
 """
 
-# Each method trains to the end, with no images held out. The prior is the weight decay of the plain network.
+# Each method trains to the end, with no images held out. The prior is the weight decay of the plain network, which is
+# shown at three; the posterior has the default prior alone.
 # The KL weight of the posterior is 0.3: with so few images the best posterior of the true ELBO is nearly the prior.
 # It is the best of three, and the plain network's learning rate of two, with seeds 0 to 2, which are not the default.
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pyro.distributions as dist
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from image_sets import load
 from plots import COLORS, MARKERS, new_figure, plot_images, plot_referral
-from pyro_radial import (
-    AutoMeanField,
-    AutoRadial,
-    BayesianModule,
-    NaturalGradient,
-    SupervisedModel,
-    TermsELBO,
-    fit,
-    predict,
-)
-from pyro_radial.infer import Prediction
-from pyro_radial.infer.autoguide import families
+from pyro_radial import AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import referral_curve
 from pyro_radial.uncertainty.referral import ReferralCurve
 
-PLAIN, RADIAL = "plain network", "AutoRadial"
 NUM_TRAIN, SHARE_WRONG, BATCH_SIZE, EPOCHS, NUM_DRAWS = 200, 0.2, 32, 120, 32
-#: The default prior first.
+#: The plain network's weight decay, as standard deviations of a prior; the default of AutoRadial first.
 PRIOR_STDDEVS = (1.0, 0.6, 0.4)
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 #: The share of the images that a person checks in the summary.
 CHECKED = 0.2
 SHOWN = 8
+PLAIN, RADIAL = "plain network", "AutoRadial"
 WRONG = "#D55E00"
-
-Predictions = dict[tuple[str, float], Prediction]
 
 
 @dataclass(frozen=True)
@@ -89,22 +75,30 @@ def make_net() -> nn.Module:
     )
 
 
-def train(method: str, prior_stddev: float, task: Task, epochs: int, seed: int) -> Prediction:
-    """Train the network by a method, and predict the later images."""
+def train_plain(prior_stddev: float, task: Task, epochs: int, seed: int) -> Tensor:
+    """Train the network with the weight decay of a prior, and return the probabilities of later labels."""
     torch.manual_seed(seed)  # All start from the same weights.
-    bnn = BayesianModule(make_net(), dist.Normal(0.0, prior_stddev))
-    model = SupervisedModel(bnn, likelihoods.Categorical())
-    settings: dict[str, Any] = {"epochs": epochs, "batch_size": BATCH_SIZE, "seed": seed}
-    if method == PLAIN:
-        guide = AutoMeanField(model, families={".": families.Delta()})  # one value for every weight
-        settings["optim"] = partial(torch.optim.Adam, lr=3e-3)
-    else:
-        guide = AutoRadial(model)
-        settings["optim"] = NaturalGradient(lr=0.3)
-        settings["loss"] = TermsELBO(kl_weight=0.3)
-    fit(model, guide, (task.images, task.labels), **settings)
-    # All draws of a plain network are the same.
-    return predict(model, guide, task.later, 1 if method == PLAIN else NUM_DRAWS)
+    net = make_net()
+    decay = 1 / (NUM_TRAIN * prior_stddev**2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3, weight_decay=decay)
+    for _ in range(epochs):
+        for rows in torch.randperm(NUM_TRAIN).split(BATCH_SIZE):
+            optimizer.zero_grad()
+            F.cross_entropy(net(task.images[rows]), task.labels[rows]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return net(task.later).softmax(-1)
+
+
+def train_radial(task: Task, epochs: int, seed: int) -> Tensor:
+    """Train a posterior over the network under the default prior, and return the probabilities of later labels."""
+    torch.manual_seed(seed)
+    model = SupervisedModel(BayesianModule(make_net()), likelihoods.Categorical())
+    guide = AutoRadial(model)
+    optim, loss = NaturalGradient(lr=0.3), TermsELBO(kl_weight=0.3)
+    data = (task.images, task.labels)
+    fit(model, guide, data, epochs=epochs, batch_size=BATCH_SIZE, seed=seed, optim=optim, loss=loss)
+    return predict(model, guide, task.later, NUM_DRAWS).mean
 
 
 def misread(probabilities: Tensor, digits: Tensor) -> float:
@@ -112,62 +106,58 @@ def misread(probabilities: Tensor, digits: Tensor) -> float:
     return 100.0 * float((probabilities.argmax(-1) != digits).float().mean())
 
 
-def nll(prediction: Prediction, task: Task) -> Tensor:
+def nll(probabilities: Tensor, task: Task) -> Tensor:
     """The negative log-likelihood of each later label, in nats."""
-    return -prediction.log_prob(task.later_labels)
+    return -probabilities.gather(-1, task.later_labels[:, None]).squeeze(-1).log()
 
 
-def format_table(predictions: Predictions, task: Task) -> str:
-    """One row for each prior."""
-    lines = [f"{'':10}{'NLL of labels':>28}{'digits misread, %':>32}", f"{'prior':10}" + f"{PLAIN:>16}{RADIAL:>14}" * 2]
-    for stddev in PRIOR_STDDEVS:
-        pair = [predictions[method, stddev] for method in (PLAIN, RADIAL)]
-        scores = [nll(prediction, task).mean() for prediction in pair]
-        errors = [misread(prediction.mean, task.digits) for prediction in pair]
-        lines.append(
-            f"N(0, {stddev}²){scores[0]:15.2f}{scores[1]:14.2f}{errors[0]:16.1f}{errors[1]:14.1f}",
-        )
+def entropy(probabilities: Tensor) -> Tensor:
+    """The entropy of each prediction, in nats."""
+    return torch.special.entr(probabilities).sum(-1)
+
+
+def format_table(by_method: dict[str, Tensor], task: Task) -> str:
+    """One row for each method."""
+    lines = [f"{'':34}{'NLL of labels':>14}{'digits misread, %':>19}"]
+    for method, probabilities in by_method.items():
+        score = nll(probabilities, task).mean()
+        lines.append(f"{method:34}{score:14.2f}{misread(probabilities, task.digits):19.1f}")
     return "\n".join(lines)
 
 
-def best_decay(predictions: Predictions, task: Task) -> float:
-    """The prior with which the plain network has the lowest NLL of the later labels."""
-    return min(PRIOR_STDDEVS, key=lambda stddev: float(nll(predictions[PLAIN, stddev], task).mean()))
-
-
-def compare(predictions: Predictions, task: Task, stddev: float) -> str:
-    """The NLL of the plain network minus that of the posterior under the default prior, with its error."""
-    gain = nll(predictions[PLAIN, stddev], task) - nll(predictions[RADIAL, PRIOR_STDDEVS[0]], task)
+def compare(plain: Tensor, radial: Tensor, task: Task) -> str:
+    """The NLL of a plain network minus that of the posterior, with its error."""
+    gain = nll(plain, task) - nll(radial, task)
     mean, error = float(gain.mean()), float(gain.std()) / len(gain) ** 0.5
     verdict = "more than chance explains" if abs(mean) > 2 * error else "which may be chance"
     return f"{abs(mean):.2f} ± {error:.2f} {'lower' if mean > 0 else 'higher'}, {verdict}"
 
 
-def interpret(predictions: Predictions, curves: dict[str, ReferralCurve], task: Task) -> str:
+def interpret(plain: dict[float, Tensor], radial: Tensor, curves: dict[str, ReferralCurve], task: Task) -> str:
     """Say what the posterior is for."""
-    default, tuned = PRIOR_STDDEVS[0], best_decay(predictions, task)
+    tuned = min(plain, key=lambda stddev: float(nll(plain[stddev], task).mean()))
     left = {name: float(curve.score[SHARES.index(CHECKED)]) for name, curve in curves.items()}
     return (
         "A plain network learns wrong labels by heart unless its weight decay fits; "
         "a posterior averages over networks.\n"
-        f"Under the default prior its NLL is {compare(predictions, task, default)}.\n"
+        f"Under the default prior its NLL is {compare(plain[PRIOR_STDDEVS[0]], radial, task)}.\n"
         f"Against the plain network at its best decay, N(0, {tuned}²), picked on these very labels, it is "
-        f"{compare(predictions, task, tuned)}.\n"
+        f"{compare(plain[tuned], radial, task)}.\n"
         f"If a person checks the {100 * CHECKED:.0f} % that are least sure, the plain network misreads "
         f"{left[PLAIN]:.1f} % of the others and AutoRadial {left[RADIAL]:.1f} %."
     )
 
 
-def draw_scores(predictions: Predictions, task: Task) -> Figure:
-    """The NLL of both methods by the width of the prior, with standard errors."""
+def draw_scores(plain: dict[float, Tensor], radial: Tensor, task: Task) -> Figure:
+    """The NLL of the plain network by the width of its prior, with standard errors, and that of the posterior."""
     figure = new_figure(5.0, 3.6)
     ax = figure.add_subplot()
-    for index, method in enumerate((PLAIN, RADIAL)):
-        losses = [nll(predictions[method, stddev], task) for stddev in PRIOR_STDDEVS]
+    for index, (method, by_stddev) in enumerate({PLAIN: plain, RADIAL: {PRIOR_STDDEVS[0]: radial}}.items()):
+        losses = [nll(probabilities, task) for probabilities in by_stddev.values()]
         means = [float(loss.mean()) for loss in losses]
         errors = [float(loss.std()) / len(loss) ** 0.5 for loss in losses]
         style = {"color": COLORS[index], "marker": MARKERS[index], "capsize": 3}
-        ax.errorbar(PRIOR_STDDEVS, means, errors, label=method, **style)
+        ax.errorbar(list(by_stddev), means, errors, label=method, **style)
     ax.set(xscale="log", xlabel="Standard deviation of the prior (weight decay)", ylabel="NLL of later labels, nats")
     ax.set_xticks(PRIOR_STDDEVS, [str(stddev) for stddev in PRIOR_STDDEVS])
     ax.minorticks_off()
@@ -185,15 +175,15 @@ def draw_errors(curves: dict[str, ReferralCurve]) -> Figure:
     return figure
 
 
-def draw_images(prediction: Prediction, task: Task) -> Figure:
+def draw_images(probabilities: Tensor, task: Task) -> Figure:
     """The images that the posterior is most and least sure of."""
-    order = prediction.entropy.argsort()
-    chosen = torch.cat([order[:SHOWN], order[-SHOWN:].flip(0)])
-    said = prediction.mean.argmax(-1)[chosen]
-    digits = task.digits[chosen]
-    titles = [f"reads {guess}, is {digit}" for guess, digit in zip(said.tolist(), digits.tolist(), strict=True)]
-    axes = plot_images(task.later[chosen], titles, num_columns=SHOWN, row_labels=["most sure", "least sure"])
-    for ax, is_right in zip(axes, (said == digits).tolist(), strict=True):
+    order = entropy(probabilities).argsort()
+    rows = torch.cat([order[:SHOWN], order[-SHOWN:].flip(0)])
+    guesses = probabilities.argmax(-1)[rows]
+    digits = task.digits[rows]
+    titles = [f"reads {guess}, is {digit}" for guess, digit in zip(guesses.tolist(), digits.tolist(), strict=True)]
+    axes = plot_images(task.later[rows], titles, num_columns=SHOWN, row_labels=["most sure", "least sure"])
+    for ax, is_right in zip(axes, (guesses == digits).tolist(), strict=True):
         ax.title.set(color="black" if is_right else WRONG, fontsize=7)
     figure = axes[0].figure
     assert isinstance(figure, Figure)
@@ -219,21 +209,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{len(task.labels)} images of digits to learn from and {len(task.digits)} to test on; "
         f"{100 * SHARE_WRONG:.0f} % of all labels are wrong."
     )
-    predictions: Predictions = {}
+    plain = {}
     for stddev in PRIOR_STDDEVS:
-        for method in (PLAIN, RADIAL):
-            print(f"\n{method}, prior N(0, {stddev}²)", flush=True)
-            predictions[method, stddev] = train(method, stddev, task, args.epochs, args.seed)
-    curves = {}
-    for method in (PLAIN, RADIAL):
-        prediction = predictions[method, PRIOR_STDDEVS[0]]
-        curves[method] = referral_curve(misread, prediction.mean, task.digits, prediction.entropy, SHARES)
-    print(f"\n{format_table(predictions, task)}\n\n{interpret(predictions, curves, task)}\n")
+        print(f"{PLAIN}, prior N(0, {stddev}²)", flush=True)
+        plain[stddev] = train_plain(stddev, task, args.epochs, args.seed)
+    print(f"{RADIAL}, prior N(0, {PRIOR_STDDEVS[0]}²)", flush=True)
+    radial = train_radial(task, args.epochs, args.seed)
+    by_method = {f"{PLAIN}, prior N(0, {stddev}²)": plain[stddev] for stddev in plain}
+    by_method[f"{RADIAL}, prior N(0, {PRIOR_STDDEVS[0]}²)"] = radial
+    curves = {
+        name: referral_curve(misread, probabilities, task.digits, entropy(probabilities), SHARES)
+        for name, probabilities in ((PLAIN, plain[PRIOR_STDDEVS[0]]), (RADIAL, radial))
+    }
+    print(f"\n{format_table(by_method, task)}\n\n{interpret(plain, radial, curves, task)}\n")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     figures = {
-        "by_prior": draw_scores(predictions, task),
+        "by_prior": draw_scores(plain, radial, task),
         "misread": draw_errors(curves),
-        "images": draw_images(predictions[RADIAL, PRIOR_STDDEVS[0]], task),
+        "images": draw_images(radial, task),
     }
     for name, figure in figures.items():
         path = args.output_dir / f"{name}.png"
@@ -241,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(path)
     print(
         "\nNext: tutorials/first_steps.ipynb does the same by hand in Pyro, and says what the numbers mean."
-        "\nFor your own data, start from train in this file."
+        "\nFor your own data, start from train_radial in this file."
     )
 
 
