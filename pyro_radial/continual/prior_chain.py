@@ -297,10 +297,11 @@ class PriorChain(UnderPriors):
 
 def model_entries(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model's own part of a chain's ``state_dict()``, which has the same shapes after each task."""
-    entries: dict[str, Any] = {}
-    for name, value in state_dict.items():
-        if not name.startswith(("chained.", "coresets.")):
-            entries[name] = value
+    entries: dict[str, Any] = {
+        name: value
+        for name, value in state_dict.items()
+        if not name.startswith(("chained.", "coresets."))
+    }
     return entries
 
 
@@ -475,10 +476,9 @@ def _check_trained(guide: object) -> None:
             )
         # A site that started at the chained prior and did not move still has what earlier tasks taught.
         at_prior = getattr(subguide, "scales_start_at_distribution", lambda name: False)
-        unmoved = []
-        for name, change in scale_change.items():
-            if change < UNMOVED and not at_prior(name):
-                unmoved.append(name)
+        unmoved = [
+            name for name, change in scale_change.items() if change < UNMOVED and not at_prior(name)
+        ]
         if unmoved:
             warnings.warn(
                 f"the scales of {unmoved} never moved from their start. As a prior they show how the guide was "

@@ -263,10 +263,9 @@ def _scale_pulls(
     number: int,
 ) -> dict[str, float]:
     """Return the mean over weights of dL / d log(scale), for each site where it is far from zero beyond its noise."""
-    sites = {}
-    for name, site in guide.loc_scale_sites().items():
-        if site.scale.requires_grad:
-            sites[name] = site
+    sites = {
+        name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad
+    }
     gradient_means: dict[str, list[float]] = {}
     scales = [site.scale for site in sites.values()]
     for _ in range(number if sites else 0):

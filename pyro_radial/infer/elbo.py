@@ -284,10 +284,11 @@ class TermsELBO(TraceMeanField_ELBO):
         self, run: Run, is_selected: Callable[[str], bool] = lambda _: True
     ) -> dict[str, Tensor]:
         """Return the KL of each latent site of the guide whose name ``is_selected``."""
-        kls = {}
-        for name, site in run.guide_trace.iter_stochastic_nodes():
-            if not site_is_subsample(site) and is_selected(name):
-                kls[name] = self._site_kl(name, run)
+        kls = {
+            name: self._site_kl(name, run)
+            for name, site in run.guide_trace.iter_stochastic_nodes()
+            if not site_is_subsample(site) and is_selected(name)
+        }
         return kls
 
     def _site_kl(self, name: str, run: Run) -> Tensor:
@@ -348,10 +349,11 @@ def num_data_of(model_trace: Trace) -> int | None:
     """Return the full size of the plates around the observations; sites that share their plates count once."""
     sizes = {}
     for site in _observed_sites(model_trace).values():
-        plates = {}
-        for frame in site["cond_indep_stack"]:
-            if frame.name != PARTICLE_PLATE:
-                plates[frame.name] = frame.full_size or frame.size
+        plates = {
+            frame.name: frame.full_size or frame.size
+            for frame in site["cond_indep_stack"]
+            if frame.name != PARTICLE_PLATE
+        }
         if plates:
             sizes[frozenset(plates)] = math.prod(plates.values())
     return sum(sizes.values()) if sizes else None
@@ -372,8 +374,9 @@ def entropies(sites: Mapping[str, Node]) -> dict[str, Tensor]:
 
 def _without_values(trace: Trace, names: Collection[str]) -> dict[str, Node]:
     """Return what an entropy needs of some sites; their values, a copy of all weights, are left out."""
-    sites: dict[str, Node] = {}
-    for name, site in trace.nodes.items():
-        if name in names:
-            sites[name] = {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
+    sites: dict[str, Node] = {
+        name: {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
+        for name, site in trace.nodes.items()
+        if name in names
+    }
     return sites

@@ -76,10 +76,11 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
     start = starts[0]
     model_trace = poutine.trace(poutine.replay(model, trace=start)).get_trace(*args)
     _check_all_rows(model_trace)
-    sites: dict[str, Node] = {}
-    for name, site in dict[str, Any](model_trace.iter_stochastic_nodes()).items():
-        if not site_is_subsample(site) and _differ(start, starts[1], name):
-            sites[name] = site
+    sites: dict[str, Node] = {
+        name: site
+        for name, site in dict[str, Any](model_trace.iter_stochastic_nodes()).items()
+        if not site_is_subsample(site) and _differ(start, starts[1], name)
+    }
     together: dict[Plates, list[str]] = {}
     for name, site in sites.items():
         plates = _plates(site)

@@ -203,10 +203,11 @@ def _constant_data(
     """Return the tensors among the model's arguments that it does not observe, by name."""
     signature = inspect.signature(getattr(model, "forward", model))
     observed = {value.data_ptr() for value in data.values()}
-    constant = {}
-    for name, value in signature.bind(*args, **kwargs).arguments.items():
-        if isinstance(value, Tensor) and value.data_ptr() not in observed:
-            constant[name] = value
+    constant = {
+        name: value
+        for name, value in signature.bind(*args, **kwargs).arguments.items()
+        if isinstance(value, Tensor) and value.data_ptr() not in observed
+    }
     return constant
 
 

@@ -223,9 +223,7 @@ def _vmap(run: CallAtDraw, drawn: Mapping[str, Tensor]) -> Any:
 def loop(run: CallAtDraw, drawn: Mapping[str, Tensor]) -> Any:
     """Call ``run`` for each of the draws, and stack the outputs along a new first dim."""
     slices = [values.unbind(0) for values in drawn.values()]
-    outputs = []
-    for draw in zip(*slices, strict=True):
-        outputs.append(run(dict(zip(drawn, draw, strict=True))))
+    outputs = [run(dict(zip(drawn, draw, strict=True))) for draw in zip(*slices, strict=True)]
     tensors = zip(*map(_output_tensors, outputs), strict=True)
     return _replace_tensors(outputs[-1], map(torch.stack, tensors))
 

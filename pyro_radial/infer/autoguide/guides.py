@@ -79,10 +79,8 @@ class AutoRadial(AutoPerSite):
             create_plates=create_plates,
         )
         if isinstance(event_dim, Mapping):
-            checked = {}
             for name, dims in event_dim.items():
-                checked[name] = non_negative_integer(f"event_dim of site {name!r}", dims)
-            event_dim = checked
+                non_negative_integer(f"event_dim of site {name!r}", dims)
         else:
             optional(non_negative_integer, "event_dim", event_dim)
         self._event_dim = event_dim
@@ -102,10 +100,11 @@ class AutoRadial(AutoPerSite):
         _check_event_dim(
             self._event_dim, {name: site.event_dim for name, site in self._site.items()}
         )
-        elements = {}
-        for name, family in self._families.items():
-            if isinstance(family, Radial):
-                elements[name] = family.elements_per_radius(self._site[name])
+        elements = {
+            name: family.elements_per_radius(self._site[name])
+            for name, family in self._families.items()
+            if isinstance(family, Radial)
+        }
         if {*elements.values()} == {1}:
             warnings.warn(
                 f"AutoRadial: every site ({', '.join(elements)}) has one element per event, so this is plain "

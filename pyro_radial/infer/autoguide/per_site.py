@@ -200,8 +200,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             )
         if plural not in self._modules:
             setattr(self, plural, PyroModule())
-        container: PyroModule = getattr(self, plural)
-        return container
+        return getattr(self, plural)
 
     @property
     def latent_sites(self) -> tuple[str, ...]:
@@ -215,9 +214,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _parameters_of(self, name: str) -> dict[str, Tensor]:
         """Return the parameters of one site, subsampled inside a plate."""
         get_parameter = attrgetter(self._paths[name])
-        values = {}
-        for parameter in self._parameter_names[name]:
-            values[parameter] = get_parameter(getattr(self, f"{parameter}s"))
+        values = {
+            parameter: get_parameter(getattr(self, f"{parameter}s"))
+            for parameter in self._parameter_names[name]
+        }
         return values
 
     def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
@@ -409,10 +409,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _trained_tensor(self, parameter: str, name: str) -> Tensor:
         """Return the unconstrained tensor that is trained."""
-        tensor: Tensor = attrgetter(f"{self._paths[name]}_unconstrained")(
-            getattr(self, f"{parameter}s")
-        )
-        return tensor
+        container = getattr(self, f"{parameter}s")
+        return attrgetter(f"{self._paths[name]}_unconstrained")(container)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -109,10 +109,11 @@ class JointOptimizer:
         """Add parameters that are new to the optimizer, which is made from the first ones."""
         if isinstance(self._optim, Optimizer | GuideOptim):
             return
-        new_parameters: dict[str, Tensor] = {}
-        for name, parameter in parameters.items():
-            if id(parameter) not in self._adopted:
-                new_parameters[name] = parameter
+        new_parameters: dict[str, Tensor] = {
+            name: parameter
+            for name, parameter in parameters.items()
+            if id(parameter) not in self._adopted
+        }
         if not new_parameters:
             return
         for parameter in new_parameters.values():

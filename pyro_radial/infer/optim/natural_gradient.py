@@ -166,10 +166,11 @@ class NaturalGradient(GuideOptim):
             site_guide for site_guide in submodules(guide) if isinstance(site_guide, AutoPerSite)
         ]
         for site_guide in site_guides:
-            global_sites: dict[str, LocScaleSite] = {}
-            for name, site in site_guide.loc_scale_sites().items():
-                if not _is_local(trace.nodes[name]):
-                    global_sites[name] = site
+            global_sites: dict[str, LocScaleSite] = {
+                name: site
+                for name, site in site_guide.loc_scale_sites().items()
+                if not _is_local(trace.nodes[name])
+            }
             num_data = _checked_num_data(model, trace)
             if self.hess_init is not None:
                 self._set_widths(site_guide, global_sites, trace, num_data * self.hess_init)
@@ -190,10 +191,11 @@ class NaturalGradient(GuideOptim):
             **unconstrained_parameters(drawn, trace),
         }
         # By id, so that a parameter with two names comes once.
-        other_parameters: dict[int, tuple[str, Tensor]] = {}
-        for name, parameter in all_parameters.items():
-            if parameter.requires_grad and id(parameter) not in site_parameter_ids:
-                other_parameters[id(parameter)] = name, parameter
+        other_parameters: dict[int, tuple[str, Tensor]] = {
+            id(parameter): (name, parameter)
+            for name, parameter in all_parameters.items()
+            if parameter.requires_grad and id(parameter) not in site_parameter_ids
+        }
         other_optimizer = (
             make_optimizer(self.other_optim, dict(other_parameters.values()))
             if other_parameters

@@ -158,14 +158,16 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
     A guide may leave sites out, or have more than the model runs (``trace``), but not both. Sites with a swapped prior
     may always be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
     """
-    unused = []
-    for name, site in drawn.iter_stochastic_nodes():
-        if name not in trace and not _is_own(site):
-            unused.append(name)
-    missing = []
-    for name, site in trace.iter_stochastic_nodes():
-        if name not in drawn and not _has_prior(site):
-            missing.append(name)
+    unused = [
+        name
+        for name, site in drawn.iter_stochastic_nodes()
+        if name not in trace and not _is_own(site)
+    ]
+    missing = [
+        name
+        for name, site in trace.iter_stochastic_nodes()
+        if name not in drawn and not _has_prior(site)
+    ]
     if unused and missing:
         raise ValueError(
             f"guide must have the latent sites of the model, got none for {missing}, which would be drawn from "

@@ -54,8 +54,7 @@ class LinearizedGuide(nn.Module):
 def sample_noise(like: Tensor) -> Tensor:
     """Sample standard normal noise with the shape of a vector, at an auxiliary site."""
     normal = dist.Normal(torch.zeros_like(like), 1.0).to_event(1)
-    noise: Tensor = pyro.sample(NOISE_SITE, normal, infer={"is_auxiliary": True})
-    return noise
+    return pyro.sample(NOISE_SITE, normal, infer={"is_auxiliary": True})
 
 
 def draw_linearized(

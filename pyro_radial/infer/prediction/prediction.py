@@ -289,10 +289,11 @@ def make_prediction(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) 
         return Prediction(samples, likelihood, dict(noise))
     predictions = Predictions()
     for name, values in samples.items():
-        noise_of_output = {}
-        for key, value in noise.items():
-            if key.startswith(f"{name}."):
-                noise_of_output[key.removeprefix(f"{name}.")] = value
+        noise_of_output = {
+            key.removeprefix(f"{name}."): value
+            for key, value in noise.items()
+            if key.startswith(f"{name}.")
+        }
         predictions[name] = Prediction(values, likelihood.by_name[name], noise_of_output)
     return predictions
 

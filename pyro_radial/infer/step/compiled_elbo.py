@@ -114,8 +114,7 @@ class CompiledELBO:
         if evaluation.attached or not call.gradients:
             return evaluation.loss
         parameters = evaluation.parameters.values()
-        loss: Tensor = _WithGradients.apply(evaluation.loss, evaluation.gradients, *parameters)
-        return loss
+        return _WithGradients.apply(evaluation.loss, evaluation.gradients, *parameters)
 
     def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a call by graphs, and store its terms in the loss."""

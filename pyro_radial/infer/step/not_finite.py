@@ -44,10 +44,11 @@ def find_not_finite(
     noise = TorchNoise.current()
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        draws: dict[str, Tensor] = {}
-        for name, node in dict[str, Node](guide_trace.iter_stochastic_nodes()).items():
-            if is_drawn(node):
-                draws[name] = node["value"]
+        draws: dict[str, Tensor] = {
+            name: node["value"]
+            for name, node in dict[str, Node](guide_trace.iter_stochastic_nodes()).items()
+            if is_drawn(node)
+        }
         draw = first_not_finite(draws.items())
         if draw is not None:
             return [f"a draw of site '{draw}'"]
@@ -59,10 +60,11 @@ def find_not_finite(
             *args, **kwargs
         )
         model_trace.compute_log_prob()
-        densities: dict[str, Tensor] = {}
-        for name, node in dict[str, Node](model_trace.nodes).items():
-            if node["type"] == "sample" and is_drawn(node):
-                densities[name] = node["log_prob"]
+        densities: dict[str, Tensor] = {
+            name: node["log_prob"]
+            for name, node in dict[str, Node](model_trace.nodes).items()
+            if node["type"] == "sample" and is_drawn(node)
+        }
         site = first_not_finite(densities.items())
         return [] if site is None else [f"log-density of site '{site}'"]
 

@@ -275,9 +275,9 @@ class State:
         """Refer to the new tensors if tensors with the same properties are the only change; else return False."""
         if self.changes():
             return False
-        current_by_id: dict[int, Any] = {}
-        for slot, value in zip(self.slots, self.values, strict=True):
-            current_by_id[id(value)] = slot.read()
+        current_by_id: dict[int, Any] = {
+            id(value): slot.read() for slot, value in zip(self.slots, self.values, strict=True)
+        }
         self.values = [current_by_id[id(value)] for value in self.values]
         self.tensors = [current_by_id.get(id(tensor), tensor) for tensor in self.tensors]
         self._arrange_comparisons()

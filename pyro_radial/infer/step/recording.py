@@ -554,9 +554,10 @@ def _record_once(
     dtype = program.dtype
     numbers = [as_tensor_of(value, dtype, device) for value in values]
     # A 0-d tensor does not change the dtype of results.
-    scales: dict[float, Tensor] = {}
-    for scale in program.handler.site_scales:
-        scales[scale] = torch.tensor(scale, dtype=dtype, device=device)
+    scales: dict[float, Tensor] = {
+        scale: torch.tensor(scale, dtype=dtype, device=device)
+        for scale in program.handler.site_scales
+    }
     tensor_positions = [
         position for position, value in enumerate(leaves) if isinstance(value, Tensor)
     ]
@@ -601,10 +602,11 @@ def _record_once(
         raise UnrecordableError(_reason_of(error)) from error
     # The origin of each number: a position in the arguments, or a path in the state.
     origins: list[int | str] = [*positions, *(slot.path for slot in number_slots)]
-    read_origins: list[int | str] = []
-    for origin, number in zip(origins, numbers, strict=True):
-        if id(number) in graph.host_read_ids:
-            read_origins.append(origin)
+    read_origins: list[int | str] = [
+        origin
+        for origin, number in zip(origins, numbers, strict=True)
+        if id(number) in graph.host_read_ids
+    ]
     if read_origins:
         raise NumbersReadError(*read_origins)
     return graph, parameters_by_name

@@ -54,8 +54,7 @@ def rebuilder(args: Args, kwargs: Kwargs) -> Callable[[Sequence[Any]], tuple[Arg
     _, tree = tree_flatten(_open_dataclasses((args, dict(kwargs))))
 
     def rebuild(values: Sequence[Any]) -> tuple[Args, Kwargs]:
-        arguments: tuple[Args, Kwargs] = _close_dataclasses(tree_unflatten(values, tree))
-        return arguments
+        return _close_dataclasses(tree_unflatten(values, tree))
 
     return rebuild
 

@@ -112,12 +112,11 @@ class Checkpoint:
         """Raise a ValueError if names, shapes or dtypes of a state dict differ from those in the file."""
         saved_kinds = entry_kinds(saved)
         current_kinds = entry_kinds(current)
-        differences = []
-        for name in sorted({*saved_kinds, *current_kinds}):
-            if saved_kinds.get(name) != current_kinds.get(name):
-                differences.append(
-                    f"{name}: here {current_kinds.get(name)}, there {saved_kinds.get(name)}"
-                )
+        differences = [
+            f"{name}: here {current_kinds.get(name)}, there {saved_kinds.get(name)}"
+            for name in sorted({*saved_kinds, *current_kinds})
+            if saved_kinds.get(name) != current_kinds.get(name)
+        ]
         if differences:
             raise ValueError(
                 f"checkpoint {self.path} is from another {role}: {len(differences)} entries differ "
@@ -149,10 +148,11 @@ def copy_state(state_dict: Mapping[str, Any]) -> State:
 
 def plain_settings(settings: Mapping[str, Any], prefix: str = "") -> Settings:
     """Return the settings that are numbers, strings, tuples or None, under names with a prefix."""
-    plain: Settings = {}
-    for name, value in to_plain(dict(settings)).items():
-        if value is None or isinstance(value, int | float | str | tuple):
-            plain[f"{prefix}{name}"] = value
+    plain: Settings = {
+        f"{prefix}{name}": value
+        for name, value in to_plain(dict(settings)).items()
+        if value is None or isinstance(value, int | float | str | tuple)
+    }
     return plain
 
 

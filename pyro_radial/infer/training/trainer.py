@@ -109,10 +109,11 @@ class Trainer:
         """Return an optimizer of all parameters that require gradients."""
         if isinstance(optim, GuideOptim):
             return optim.optimizer(self.model, self.guide, *batch)
-        trained = {}
-        for name, parameter in self.parameters.items():
-            if parameter.requires_grad:
-                trained[name] = parameter
+        trained = {
+            name: parameter
+            for name, parameter in self.parameters.items()
+            if parameter.requires_grad
+        }
         return make_optimizer(optim, trained)
 
     def step(self, batch: tuple[Batch, Batch], *, of_means: bool = False) -> Terms:

@@ -164,10 +164,11 @@ def _find_layers(model: object, names: Collection[str]) -> tuple[LinearLayer, ..
     layers: list[LinearLayer] = []
     layer_sites: list[str] = []
     for layer_name, module in skeleton.named_modules():
-        sites = {}
-        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) in site_of:
-                sites[leaf] = site_of[id(parameter)]
+        sites = {
+            leaf: site_of[id(parameter)]
+            for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if id(parameter) in site_of
+        }
         if sites and not _is_known(module):
             return None
         if sites:

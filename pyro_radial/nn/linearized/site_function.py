@@ -55,10 +55,11 @@ class SiteFunction:
             output = self._run(handler, x)
         leaves = {**leaves, **handler.centered_leaves}
         site_gradients = gradients(output, list(leaves.values()))
-        used_sites = []
-        for name, gradient in zip(leaves, site_gradients, strict=True):
-            if gradient is not None:
-                used_sites.append(name)
+        used_sites = [
+            name
+            for name, gradient in zip(leaves, site_gradients, strict=True)
+            if gradient is not None
+        ]
         if not used_sites:
             raise ValueError(
                 f"model must have a function that can be differentiated in its weights, got values at site "
