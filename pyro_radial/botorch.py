@@ -3,7 +3,7 @@
 
 """Posteriors over functions as BoTorch models, for Bayesian optimization; needs the extra ``botorch``."""
 
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +21,6 @@ from pyro_radial._pyro.checks import non_negative_integer, positive_count
 __all__ = ["FunctionDraws"]
 
 
-class Functions(Protocol):
-    """S functions, such as a :class:`~pyro_radial.infer.SampledNetwork`."""
-
-    num_samples: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the values ``[S, N, M]`` at points ``[N, D]``."""
-
-
 class FunctionDraws(EnsembleModel):
     """Present a fixed set of functions drawn from a posterior as a BoTorch model.
 
@@ -38,7 +29,8 @@ class FunctionDraws(EnsembleModel):
     ``qLogExpectedImprovement``, ``qUpperConfidenceBound`` or ``qLowerBoundMaxValueEntropy``. Use a network in float64
     (``net.double()``), because gradients in float32 are too coarse for the optimizer of ``optimize_acqf``.
 
-    :param functions: the draws, such as ``SampledNetwork(model, guide, num_samples=64)``.
+    :param functions: the draws, such as ``SampledNetwork(model, guide, num_samples=64)``: a function of points
+        ``[N, D]`` that returns values ``[S, N, M]``, with the attribute ``num_samples``.
     :param int num_outputs: number M of outputs.
     :raises ValueError: when evaluated, for points that the functions do not take or another number of outputs.
 
@@ -62,7 +54,7 @@ class FunctionDraws(EnsembleModel):
         torch.Size([1, 2])
     """
 
-    def __init__(self, functions: Functions, num_outputs: int = 1) -> None:
+    def __init__(self, functions: Any, num_outputs: int = 1) -> None:
         super().__init__()
         if not callable(functions) or not hasattr(functions, "num_samples"):
             raise ValueError(

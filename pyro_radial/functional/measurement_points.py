@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import held_numbers, non_negative_float, positive_count
-from pyro_radial.functional.priors.function_prior import check_floating
+from pyro_radial.functional.priors.function_prior import check_finite, check_points
 
 #: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]`` in the batch's
 #: dtype and on its device, such as ``lambda x: torch.randn(20, 2)``. The prior does not shape functions where no point
@@ -68,7 +68,7 @@ class UniformBox:
             >>> UniformBox.around(torch.tensor([[0.0, 10.0], [1.0, 30.0]]), num_points=5)
             UniformBox(low=[-0.5, 0.0], high=[1.5, 40.0], num_points=5)
         """
-        x_train = _points("x_train", x_train)
+        check_points(x_train, "x_train")
         margin = non_negative_float("margin", margin)
         low = x_train.amin(0)
         high = x_train.amax(0)
@@ -107,7 +107,8 @@ class BetweenRows:
     """
 
     def __init__(self, points: Tensor, num_points: int) -> None:
-        self.points = _points("points", points)
+        check_points(points, "points")
+        self.points = points.detach()
         self.num_points = positive_count("num_points", num_points)
         if len(self.points) < 2:
             raise ValueError(f"points must have at least 2 rows, got {len(self.points)}")
@@ -135,19 +136,8 @@ class BetweenRows:
 
 def _finite_tensor(argument: str, value: object) -> Tensor:
     tensor = held_numbers(argument, value).detach()
-    if not bool(tensor.isfinite().all()):
-        raise ValueError(f"{argument} must be finite, got {_show(tensor)}")
+    check_finite(argument, tensor)
     return tensor
-
-
-def _points(argument: str, points: Tensor) -> Tensor:
-    """Return finite points ``[R, ...]``, or raise a ValueError."""
-    check_floating(argument, points)
-    if points.dim() < 2 or points.numel() == 0:
-        raise ValueError(f"{argument} must have shape [N, D], got {list(points.shape)}")
-    if not bool(points.isfinite().all()):
-        raise ValueError(f"{argument} must be finite, got NaN or infinity")
-    return points.detach()
 
 
 def _shape_of_input(x: Tensor) -> torch.Size:

@@ -82,10 +82,6 @@ class LossTerms:
             )
         return replace(average([self], self.num_data), num_data=1)
 
-    def copy(self) -> "LossTerms":
-        """Return the same terms in separate memory."""
-        return self.map(Tensor.clone)
-
     def map(self, function: Callable[[Tensor], Tensor]) -> "LossTerms":
         """Return the same terms with a function applied to each tensor."""
         return replace(

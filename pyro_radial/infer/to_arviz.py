@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Unit
@@ -110,7 +109,8 @@ def to_arviz(
         "constant_data": _constant_data(model, args, kwargs, data),
     }
     filled = {group: values for group, values in groups.items() if values}
-    return from_dict(tree_map(_array, filled), coords=coords, dims=names | dict(dims or {}))
+    arrays = tree_map(lambda value: value.numpy(force=True), filled)
+    return from_dict(arrays, coords=coords, dims=names | dict(dims or {}))
 
 
 def _guide_of(posterior: Any, num_samples: int) -> tuple[Callable[..., object], int, int]:
@@ -209,10 +209,6 @@ def _constant_data(
         if isinstance(value, Tensor) and value.data_ptr() not in observed
     }
     return constant
-
-
-def _array(value: Tensor) -> np.ndarray:
-    return value.numpy(force=True)
 
 
 def _chains(

@@ -171,7 +171,7 @@ def test_random_noise_is_that_of_its_output():
     model = SupervisedModel(BayesianModule(Twice(3, 2)), both)
     guide = AutoMeanField(model)
     guide.setup(X, {"a": HEIGHT, "b": HEIGHT})
-    assert {"a.precision", "b.precision"} <= set(guide.latent_sites)
+    assert {"a.precision", "b.precision"} <= guide.chosen_families().keys()
     samples = {"a.precision": torch.tensor([0.25, 1.0, 4.0]), "weight": torch.randn(3, 2, 3)}
     predictions = predict(model, samples, X)
     assert predictions["a"].noise["scale"].tolist() == [[2.0], [1.0], [0.5]]

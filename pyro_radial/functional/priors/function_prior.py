@@ -172,8 +172,7 @@ def check_targets(y: Tensor, x: Tensor) -> Tensor:
         raise ValueError(f"y must be a tensor of real numbers, got {_kind(y)}")
     if y.dim() not in (1, 2) or len(y) != len(x):
         raise ValueError(f"y must have shape [{len(x)}] or [{len(x)}, O], got {list(y.shape)}")
-    if not bool(y.isfinite().all()):
-        raise ValueError("y must be finite, got NaN or infinity")
+    check_finite("y", y)
     return y.double().reshape(len(y), -1)
 
 

@@ -7,7 +7,6 @@ import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -98,9 +97,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         create_plates: Callable[..., object] | None = None,
     ) -> None:
         self.init_loc_fn = init_loc_fn
-        super().__init__(
-            InitMessenger(partial(_init_latent, init_loc_fn))(model), create_plates=create_plates
+        initialize = InitMessenger(
+            lambda site: site["fn"].sample() if is_target(site) else init_loc_fn(site)
         )
+        super().__init__(initialize(model), create_plates=create_plates)
         self._init_stddev = optional(positive_float, "init_stddev", init_stddev)
         self._user_families = families
         # The plates with rows that are given to the model.
@@ -201,11 +201,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         if plural not in self._modules:
             setattr(self, plural, PyroModule())
         return getattr(self, plural)
-
-    @property
-    def latent_sites(self) -> tuple[str, ...]:
-        """The names of the sampled sites; empty before the guide has parameters."""
-        return tuple(self._families)
 
     def _latent_sites(self) -> Iterator[tuple[str, Message]]:
         assert self.prototype_trace is not None
@@ -430,10 +425,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # A copy in memory keeps the model, which a file cannot hold.
         object.__setattr__(twin, "_model", self._model)
         return twin
-
-
-def _init_latent(init_loc_fn: Callable[..., object], site: Node) -> object:
-    return site["fn"].sample() if is_target(site) else init_loc_fn(site)
 
 
 def parameter_paths(names: Collection[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -147,13 +147,6 @@ class JointOptimizer:
         # The hooks of torch's zero_grad would take as long as a small layer.
         for parameter in optimizer_parameters(self.optimizer):
             parameter.grad = None
-
-    def add(
-        self, parameters: Mapping[str, Tensor], gradients: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
-        """Add parameters that are new to the optimizer, and add gradients to the parameters' gradients."""
-        self.adopt(parameters)
-        add_gradients(gradients)
 
     def apply(self, *, updated_in_graph: bool = False, stepped: bool = False) -> None:
         """Take a step on the gradients; parameters without a gradient do not change.

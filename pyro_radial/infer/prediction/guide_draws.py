@@ -199,7 +199,7 @@ def _copy_trace(trace: Trace, value_of: Callable[[Node], object]) -> Trace:
 def _own_sites(guide: object) -> set[str] | None:
     """Return the sites of a guide of this library, or of a list of such, if its call is not overridden; else None."""
     if isinstance(guide, AutoPerSite):
-        return set(guide.latent_sites) if _runs_as(guide, AutoPerSite) else None
+        return set(guide.chosen_families()) if _runs_as(guide, AutoPerSite) else None
     if not isinstance(guide, AutoGuideList) or not _runs_as(guide, AutoGuideList):
         return None
     sites_of_members = [_own_sites(member) for member in guide]

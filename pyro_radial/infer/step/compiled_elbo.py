@@ -26,7 +26,36 @@ from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.step.step import keep_terms
 
 
-class CompiledELBO:
+class UsesGraphs:
+    """What :class:`CompiledELBO` and :class:`~pyro_radial.CompiledSVI` tell about their graphs."""
+
+    #: Evaluates losses by graphs.
+    graphs: Graphs
+    _latest: LossEvaluation | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the latest step or evaluation replayed a graph."""
+        return self._latest is not None and self._latest.mode != AS_IT_IS
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs so far."""
+        return len(self.graphs.recordings)
+
+    @property
+    def eager_reasons(self) -> list[str]:
+        """The reasons why programs ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
+        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
+
+    def _evaluate(self, call: Call) -> LossEvaluation:
+        """Evaluate a call by graphs, and store its terms in the loss."""
+        self._latest = self.graphs(call)
+        keep_terms(call, self._latest)
+        return self._latest
+
+
+class CompiledELBO(UsesGraphs):
     r"""Evaluate an ELBO as a compiled graph, in a training loop of your own.
 
     It has the interface of Pyro's ELBOs: ``elbo.differentiable_loss(model, guide, *args)``, ``elbo.loss_and_grads``,
@@ -73,28 +102,11 @@ class CompiledELBO:
             )
         max_signatures = positive_count("max_signatures", max_signatures)
         self.compiled_loss = loss
-        #: Evaluates losses by graphs.
         self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
-        self._latest: LossEvaluation | None = None
 
     def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
         """Make a module with the parameters of a model and a guide; calling it gives the differentiable loss."""
         return ELBOModule(model, guide, self)  # type: ignore[arg-type]
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the latest evaluation replayed a graph."""
-        return self._latest is not None and self._latest.mode != AS_IT_IS
-
-    @property
-    def num_graphs(self) -> int:
-        """The number of graphs so far."""
-        return len(self.graphs.recordings)
-
-    @property
-    def eager_reasons(self) -> list[str]:
-        """The reasons why programs ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
-        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
 
     def loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss without gradients."""
@@ -115,12 +127,6 @@ class CompiledELBO:
             return evaluation.loss
         parameters = evaluation.parameters.values()
         return _WithGradients.apply(evaluation.loss, evaluation.gradients, *parameters)
-
-    def _evaluate(self, call: Call) -> LossEvaluation:
-        """Evaluate a call by graphs, and store its terms in the loss."""
-        self._latest = self.graphs(call)
-        keep_terms(call, self._latest)
-        return self._latest
 
 
 def call_of(loss: Any, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:

@@ -15,16 +15,16 @@ from torch.optim import Optimizer
 from pyro_radial._pyro.checks import optional, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
-from pyro_radial.infer.step.compiled_elbo import CompiledELBO, call_of
+from pyro_radial.infer.step.compiled_elbo import CompiledELBO, UsesGraphs, call_of
 from pyro_radial.infer.step.inductor import Options
 from pyro_radial.infer.step.lazy_loss import Loss, as_number
-from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, Call, LossEvaluation
+from pyro_radial.infer.step.loss_evaluation import Call
 from pyro_radial.infer.step.not_finite import find_not_finite, not_finite_error
 from pyro_radial.infer.step.recording import check_observations
-from pyro_radial.infer.step.step import FiniteCheck, Step, keep_terms, take_step
+from pyro_radial.infer.step.step import FiniteCheck, Step, take_step
 
 
-class CompiledSVI:
+class CompiledSVI(UsesGraphs):
     r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
     The first step with a signature runs the program once and records the tensor operations of its loss and gradients.
@@ -91,7 +91,6 @@ class CompiledSVI:
         self.optim = optim
         self.loss = loss
         self._loss_and_grads = loss_and_grads
-        #: Evaluates losses by graphs.
         self.graphs = elbo.graphs
         # The optimizer of all parameters, and the ``optim`` that it was made from, which a user may replace.
         self._joint = JointOptimizer(optim)
@@ -100,7 +99,6 @@ class CompiledSVI:
             optional(positive_count, "check_every", check_every), self._not_finite_error
         )
         self._steps = 0
-        self._latest: LossEvaluation | None = None
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -109,21 +107,6 @@ class CompiledSVI:
         To load a state before the first step, give ``optim`` a torch optimizer, as the page on saving does.
         """
         return self._joint.optimizer
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the latest step or evaluation replayed a graph."""
-        return self._latest is not None and self._latest.mode != AS_IT_IS
-
-    @property
-    def num_graphs(self) -> int:
-        """The number of graphs so far."""
-        return len(self.graphs.recordings)
-
-    @property
-    def eager_reasons(self) -> list[str]:
-        """The reasons why steps ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
-        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
 
     def step(self, *args: Any, **kwargs: Any) -> Loss:
         """Take a gradient step.
@@ -174,12 +157,6 @@ class CompiledSVI:
         return call._replace(
             extra_parameters={str(n): parameter for n, parameter in enumerate(trained)}
         )
-
-    def _evaluate(self, call: Call) -> LossEvaluation:
-        """Evaluate a call by graphs, and store its terms in the loss."""
-        self._latest = self.graphs(call)
-        keep_terms(call, self._latest)
-        return self._latest
 
     def _not_finite_error(self, steps: Sequence[Step]) -> FloatingPointError:
         """Return the error for the first of these steps with a loss that was not finite, found by repeating them."""

@@ -4,6 +4,7 @@
 """Take a training step: evaluate the loss, check it, and apply the gradients."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.compat import steps_stop, stop_where, tree_leaves
 from pyro_radial._pyro.random_numbers import TorchNoise
-from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer
+from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients
 from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluation, has_terms
 
 # Reading a loss waits for the device. So a GPU's losses are checked after this many steps, or after fewer if the
@@ -44,7 +45,8 @@ def take_step(
         evaluation = evaluate(call)
         evaluations.append(evaluation)
         keep_terms(call, evaluation)
-        optimizer.add(evaluation.parameters, evaluation.parameters_with_gradients())
+        optimizer.adopt(evaluation.parameters)
+        add_gradients(evaluation.parameters_with_gradients())
     check(step, evaluations, optimizer.optimizer)
     optimizer.apply(
         updated_in_graph=bool(evaluations[-1].updated_in_graph), stepped=evaluations[-1].stepped
@@ -58,7 +60,7 @@ def keep_terms(call: Call, evaluation: LossEvaluation) -> None:
     if terms is None or not has_terms(call.loss):
         return
     # The next captured step overwrites the terms, so they are copied when a user reads them.
-    read = terms.copy if evaluation.mode == CAPTURED else lambda: terms
+    read = partial(terms.map, Tensor.clone) if evaluation.mode == CAPTURED else lambda: terms
     call.loss.keep(read, call.gradients)
 
 

@@ -128,7 +128,9 @@ class TrainingRun:
                     is_due = save_interval and self.trainer.steps_done % save_interval == 0
                     if checkpoint is not None and is_due:
                         self.save(checkpoint)
-                progress.ended = self._asks_to_stop(self.end_epoch())
+                record = self.end_epoch()
+                if self.callback is not None:
+                    progress.ended = bool(self.callback(dict(record)))
                 at_end = self.stopped or progress.epoch == epochs
                 if checkpoint is not None and (not save_interval or at_end):
                     self.save(checkpoint)
@@ -179,9 +181,6 @@ class TrainingRun:
         """Leave guide and model with the best parameters."""
         if self.progress.best is not None:
             self.trainer.load_modules(self.progress.best)
-
-    def _asks_to_stop(self, record: Record) -> bool:
-        return self.callback is not None and bool(self.callback(dict(record)))
 
     def _check_targets(self, model: Model) -> tuple[Batch, Batch]:
         """Check that the targets of all rows fit the model, and return the first rows."""
