@@ -35,7 +35,8 @@ class Columns:
         numbers = self._encoder.fit_transform(X)
         scaler = StandardScaler().fit(numbers, sample_weight=weights)
         self._means = scaler.mean_
-        self._scales = np.where(_are_indicators(numbers), 1.0, scaler.scale_)
+        is_indicator = (np.isin(numbers, (0.0, 1.0)) | np.isnan(numbers)).all(0)
+        self._scales = np.where(is_indicator, 1.0, scaler.scale_)
         # After scaling the mean is zero.
         self._imputer = SimpleImputer(strategy="constant", fill_value=0.0, add_indicator=True)
         self._imputer.fit(self._standardize(numbers))
@@ -68,11 +69,6 @@ class Columns:
 def _names(X: Any) -> Any:
     """Return the names of a table's columns, or the numbers of an array's."""
     return getattr(X, "columns", range(X.shape[1]))
-
-
-def _are_indicators(numbers: np.ndarray) -> np.ndarray:
-    """Return for each column whether it has only zeros, ones and missing numbers."""
-    return (np.isin(numbers, (0.0, 1.0)) | np.isnan(numbers)).all(0)
 
 
 def _encoder_of(X: Any) -> ColumnTransformer:

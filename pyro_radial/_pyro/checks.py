@@ -38,6 +38,12 @@ def joint_shape(owner: str, /, **shapes: object) -> torch.Size:
         ) from None
 
 
+def check_choice(argument: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise a ValueError naming the argument if the value is not one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{argument} must be one of {choices}, got {value!r}")
+
+
 def optional(check: Callable[[str, Any], Checked], argument: str, value: object) -> Checked | None:
     """Return None, or the value as a check returns it."""
     return None if value is None else check(argument, value)

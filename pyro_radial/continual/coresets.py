@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_count, positive_float, random_seed
+from pyro_radial._pyro.checks import check_choice, positive_count, positive_float, random_seed
 from pyro_radial.continual.streams import Pair, Task
 from pyro_radial.infer.data import check_inputs, num_rows, take
 
@@ -105,8 +105,7 @@ class Coreset:
 
     def __post_init__(self) -> None:
         positive_count("size", self.size)
-        if self.use not in USES:
-            raise ValueError(f"use must be one of {USES}, got {self.use!r}")
+        check_choice("use", self.use, USES)
         allowed = INPUTS if self.use == "functions" else INPUTS[:1]
         if self.inputs not in allowed:
             raise ValueError(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, biject_to
 from torch.distributions.constraints import Constraint
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import check_choice, positive_float
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial._pyro.types import Node
@@ -127,8 +127,7 @@ class PriorChain(UnderPriors):
         super().__init__(model)
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model, not a guide, got {type(model).__name__}")
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {FORMS}, got {form!r}")
+        check_choice("form", form, FORMS)
         self.form, self.weight = form, positive_float("weight", weight)
         if form == "exact" and weight != 1.0:
             raise ValueError(f"weight must be 1.0 with form='exact', got {weight}")

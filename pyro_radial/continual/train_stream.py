@@ -15,7 +15,7 @@ import pyro
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import load_states, positive_count, random_seed, states
+from pyro_radial._pyro.checks import check_choice, load_states, positive_count, random_seed, states
 from pyro_radial.continual.coresets import Coreset, store_coreset
 from pyro_radial.continual.function_memory import remember_functions
 from pyro_radial.continual.measures import AccuracyMatrix
@@ -132,9 +132,8 @@ def train_stream(
             f"stream must be a TaskStream, got {type(stream).__name__}; TaskStream.of(tasks, num_outputs=..., "
             "num_heads=...) makes one"
         )
-    file = None
-    if checkpoint is not None:
-        file = Checkpoint(Path(checkpoint) / "stream.pt", CHECKPOINT_FORMAT)
+    path = None if checkpoint is None else Path(checkpoint) / "stream.pt"
+    file = None if path is None else Checkpoint(path, CHECKPOINT_FORMAT)
     training = _StreamTraining(
         chain,
         stream,
@@ -174,8 +173,7 @@ def _check_options(
     first_task: FitOptions,
 ) -> None:
     """Raise a ValueError for options that conflict with a stream."""
-    if measure_on not in MEASURED_PARTS:
-        raise ValueError(f"measure_on must be one of {MEASURED_PARTS}, got {measure_on!r}")
+    check_choice("measure_on", measure_on, MEASURED_PARTS)
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
         raise ValueError(
             f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"

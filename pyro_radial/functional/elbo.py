@@ -12,7 +12,7 @@ from pyro.infer.util import validation_enabled
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_choice, positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.functional.divergences.estimate import (
@@ -111,8 +111,7 @@ class FunctionalELBO(TermsELBO):
         )
         check_prior(prior)
         self.divergence = divergence
-        if compare_at not in PLACES:
-            raise ValueError(f"compare_at must be one of {PLACES}, got {compare_at!r}")
+        check_choice("compare_at", compare_at, PLACES)
         if compare_at == "measurement_points" and measurement_points is None:
             raise ValueError("measurement_points must be given to compare at them alone, got None")
         self.prior = prior

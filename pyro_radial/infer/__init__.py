@@ -12,8 +12,7 @@ from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
-from pyro_radial.infer.step.compiled_elbo import CompiledELBO
-from pyro_radial.infer.step.compiled_svi import CompiledSVI
+from pyro_radial.infer.step.compiled_svi import CompiledELBO, CompiledSVI
 from pyro_radial.infer.to_arviz import to_arviz
 from pyro_radial.infer.training.fit import fit
 from pyro_radial.infer.training.options import FitOptions

@@ -501,10 +501,11 @@ class NaturalGradientOptimizer(GraphOptimizer):
                     torch.where(is_finite, scale_gradient, 0.0),
                 )
             )
-        rates: list[StepRates] = []
         rows = torch.where(is_finite, self._rates, 0.0).unbind()
-        for site, row in zip(self._sites, rows, strict=True):
-            rates.append(StepRates(*row.to(site.loc).unbind()))
+        rates = [
+            StepRates(*row.to(site.loc).unbind())
+            for site, row in zip(self._sites, rows, strict=True)
+        ]
         self._update_sites(finite_gradients, rates, scales)
         return frozenset(map(id, _locs_and_scales(self._sites)))
 

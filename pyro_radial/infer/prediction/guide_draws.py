@@ -118,11 +118,12 @@ class PosteriorSamples:
         """Raise a ValueError naming a site that is not a latent site of ``model(x)``, or has another shape."""
         with seeded(0, device_of(model)), evaluating(model), torch.no_grad():
             trace = poutine.trace(model).get_trace(x)
-        shapes = {}
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
-        for name, site in sites.items():
-            if not site_is_subsample(site) and not is_target(site):
-                shapes[name] = tuple(site["value"].shape)
+        shapes = {
+            name: tuple(site["value"].shape)
+            for name, site in sites.items()
+            if not site_is_subsample(site) and not is_target(site)
+        }
         for name, values in self.samples.items():
             if name not in shapes:
                 raise ValueError(

@@ -15,7 +15,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_choice, positive_count
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
@@ -194,8 +194,7 @@ def _predict_by_draws(
 
 
 def _check_arguments(model: object, method: object, dropout: bool, function_site: object) -> None:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    check_choice("method", method, METHODS)
     if method != "draws" and dropout:
         raise ValueError(f"dropout must be False for method={method!r}, got True")
     likelihood = getattr(model, "likelihood", None)

@@ -284,9 +284,8 @@ def _parameters_in(trace: Trace) -> dict[str, Tensor]:
     """Return the unconstrained parameters in a trace, as in ``SVI``: each once, under its first name."""
     named_by_id: dict[int, tuple[str, Tensor]] = {}
     for name, node in dict[str, Node](trace.nodes).items():
-        value = node["value"]
-        if hasattr(value, "unconstrained"):
-            value = value.unconstrained()
+        stored = node["value"]
+        value = stored.unconstrained() if hasattr(stored, "unconstrained") else stored
         if value.requires_grad:
             named_by_id.setdefault(id(value), (name, value))
     return dict(named_by_id.values())

@@ -249,12 +249,12 @@ class Trainer:
 
 def stateful_attributes(loss: object) -> dict[str, Any]:
     """Return the attributes of a loss that may have a state, such as measurement points."""
-    attributes = {}
-    for name, value in getattr(loss, "__dict__", {}).items():
-        # Modules of a loss, such as a prior on functions, are not trained.
-        if not isinstance(value, nn.Module):
-            attributes[name] = value
-    return attributes
+    # Modules of a loss, such as a prior on functions, are not trained.
+    return {
+        name: value
+        for name, value in getattr(loss, "__dict__", {}).items()
+        if not isinstance(value, nn.Module)
+    }
 
 
 @contextmanager

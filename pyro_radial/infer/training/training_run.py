@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,22 +19,24 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import has_state, load_states, states
-from pyro_radial._pyro.compat import mark_stepped
-from pyro_radial._pyro.random_numbers import rng_state, seeded, set_rng_state
+from pyro_radial._pyro.compat import mark_stepped, tree_map
+from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.data import Batches, Rows
+from pyro_radial.infer.data import Batches, Rows, num_rows
 from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.optim.joint import Optim, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, COMPILED, RECORDED
 from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.training.checkpoint import Checkpoint, Settings, State, plain_settings
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.preflight import check_num_data, make_target_check
 from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.modules import evaluating
+from pyro_radial.nn.supervised import find_network
 
 # Added to the seed of a run, for draws before its first step.
 SET_UP = 2**32
@@ -315,3 +318,38 @@ def _make_scheduler(scheduler: Any, optimizer: Optimizer, interval: str) -> Any:
             "scheduler_interval must be 'epoch' with ReduceLROnPlateau, which needs the loss of an epoch, got 'step'"
         )
     return torch_scheduler
+
+
+def make_target_check(model: Model, x: Batch) -> Callable[[Batch], None] | None:
+    """Return a check of any number of targets of a :class:`~pyro_radial.SupervisedModel`, or None for another model."""
+    network = find_network(model)
+    if network is None or network.likelihood is None:
+        return None
+    with one_at_a_time(), evaluating(model), torch.no_grad(), poutine.block():
+        values = network(x, network.sample_parameters())
+
+    def check(y: Batch) -> None:
+        # All outputs have the shape of the first.
+        rows = num_rows(y)
+        repeated = tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values)
+        network.likelihood.read_target(repeated, y)
+
+    return check
+
+
+def check_num_data(terms: LossTerms, num_data: int) -> None:
+    """Raise a ValueError for plates of another size than the data, because then the KL has a wrong weight."""
+    if not terms.nll_by_site:
+        raise ValueError(
+            "model must observe the targets in a sample site, as SupervisedModel does, got none"
+        )
+    if terms.num_data is None:
+        terms.per_datum()  # It has the words for this.
+    if terms.num_data != num_data:
+        sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
+        raise ValueError(
+            f"model must observe {sites} in a plate of the size of the data, {num_data}, got one of size "
+            f"{terms.num_data}: pyro.plate('data', {num_data}, subsample=...); if that size is "
+            "the product of several plates, as for a table of counts, or you mean it, use "
+            f"fit(..., options=FitOptions(num_data={terms.num_data}))"
+        )
