@@ -66,7 +66,9 @@ class SteinScore:
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """Return the estimated score ``[T, K]``."""
         white = _whiten(samples, at)
-        width = _median_distance(white.samples)
+        median = torch.nn.functional.pdist(white.samples).median()
+        # Most draws may be equal.
+        width = torch.where(median > 0, median, 1.0)
         eta = self.ridge * len(samples)
         base = _gaussian_score(white, white.samples, True)
 
@@ -112,12 +114,6 @@ def _kernel_and_slope(z: Tensor, samples: Tensor, width: Tensor) -> tuple[Tensor
     distance = z.square().sum(-1, keepdim=True) + samples.square().sum(-1) - 2.0 * z @ samples.mT
     kernel = (-0.5 * distance.clamp_min(0.0) / width**2).exp()
     return kernel, (z * kernel.sum(-1, keepdim=True) - kernel @ samples) / width**2
-
-
-def _median_distance(samples: Tensor) -> Tensor:
-    median = torch.nn.functional.pdist(samples).median()
-    # Most draws may be equal.
-    return torch.where(median > 0, median, 1.0)
 
 
 def _whiten(samples: Tensor, at: Tensor | None) -> _White:

@@ -33,13 +33,13 @@ from pyro_radial.infer.autoguide.families.family import (
     Site,
     choose_families,
 )
-from pyro_radial.infer.autoguide.initial_states import InitialStates
-from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
-from pyro_radial.infer.autoguide.load_values import (
+from pyro_radial.infer.autoguide.initial_states import (
+    InitialStates,
     find_missing,
     unconstrain_mean,
     unconstrain_stddev,
 )
+from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
 from pyro_radial.nn.modules import keeping_buffers

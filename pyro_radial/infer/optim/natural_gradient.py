@@ -253,9 +253,8 @@ class NaturalGradient(GuideOptim):
         for name, site in sites.items():
             if changes[name] < ROUNDING:
                 stddev = moments(trace.nodes[name]["fn"], site.site.transform).stddev
-                precision = site.loc.new_zeros(())
-                if stddev is not None:
-                    precision = stddev.square().reciprocal()
+                zero = site.loc.new_zeros(())
+                precision = zero if stddev is None else stddev.square().reciprocal()
                 stddevs[name] = (precision + curvature).rsqrt()
         guide.set_stddevs(stddevs)
 
