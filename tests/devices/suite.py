@@ -3,11 +3,13 @@
 
 """Everything on a pretend accelerator gives what it gives on the CPU; ``test_devices.py`` runs this file.
 
-See :mod:`tests.helpers.device` for what the device cannot see. With ``PYRO_RADIAL_DEVICE=cuda`` the device is a GPU
+See :mod:`tests.devices.pretend` for what the device cannot see. With ``PYRO_RADIAL_DEVICE=cuda`` the device is a GPU
 that draws the CPU's random numbers.
 """
 
 import copy
+import functools
+import inspect
 import os
 import warnings
 from contextlib import nullcontext
@@ -49,10 +51,9 @@ from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
 from pyro_radial.sklearn import BayesianRegressor
-from pyro_radial.testing.guides import constrained_model, weights_model
+from pyro_radial.testing.guides import constrained_model
 from pyro_radial.uncertainty.metrics import accuracy
-from tests.helpers import device as pretend
-from tests.helpers import host_noise
+from tests.devices import host_noise, pretend
 from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 from tests.tables import DISTRIBUTIONS, GUIDES
 from tutorials.streams import class_split_stream
@@ -102,6 +103,18 @@ def assert_same(case, rtol=1e-4, atol=1e-5):
     for expected, got in zip(*outcomes, strict=True):
         # Tensors of equal values may have other strides, and so sums of another order.
         torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+
+
+def on_both_devices(case):
+    """Make a test of a function of a device, and of further arguments."""
+
+    @functools.wraps(case)
+    def test(**arguments):
+        assert_same(partial(case, **arguments))
+
+    signature = inspect.signature(case)
+    test.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return test
 
 
 def regression_data(device, outputs=2):
@@ -158,52 +171,44 @@ def test_distributions(name):
 LOSSES = {
     "Trace_ELBO": Trace_ELBO,
     "TraceMeanField_ELBO": TraceMeanField_ELBO,
-    "TermsELBO": TermsELBO,
     "TermsELBO, strict": partial(TermsELBO, strict_kl=True, kl_weight=lambda step: 0.5 + step / 10),
-    "TermsELBO, vectorized": partial(TermsELBO, 3, vectorize_particles=True),
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("guide", GUIDES)
-def test_guides_and_losses(guide, loss):
-    def case(device):
-        model, batch = classifier(device), data(device)
-        made = GUIDES[guide](model)
-        if loss == "TermsELBO, strict" and "Directional" in guide:
-            made = AutoMeanField(model)
-        return steps(model, made, LOSSES[loss](), *batch), values(made)
-
-    assert_same(case)
+@on_both_devices
+def test_losses(device, loss):
+    model, batch = classifier(device), data(device)
+    guide = AutoRadial(model)
+    return steps(model, guide, LOSSES[loss](), *batch), values(guide)
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_what_guides_tell(guide):
-    def case(device):
-        model, batch = classifier(device), data(device)
-        made = GUIDES[guide](model)
-        made.setup(*batch)
-        posterior = {name: (center(q), q.sample()) for name, q in made.posterior().items()}
-        twin = copy.deepcopy(made)
-        twin.load_state_dict(made.state_dict())
-        found = [made(*batch), made.median(*batch), posterior, twin(*batch), made.scale_change()]
-        found.append(Predictive(model, guide=made, num_samples=2)(batch[0])["f"])
-        return found
-
-    assert_same(case)
+@pytest.mark.parametrize("name", GUIDES)
+@on_both_devices
+def test_guides(device, name):
+    model, batch = classifier(device), data(device)
+    guide = GUIDES[name](model)
+    results = [steps(model, guide, TermsELBO(3, vectorize_particles=True), *batch), values(guide)]
+    posterior = {site: (center(q), q.sample()) for site, q in guide.posterior().items()}
+    twin = copy.deepcopy(guide)
+    twin.load_state_dict(guide.state_dict())
+    results += [guide(*batch), guide.median(*batch), posterior, twin(*batch), guide.scale_change()]
+    results.append(Predictive(model, guide=guide, num_samples=2)(batch[0])["f"])
+    # The outputs of a layer with a covariance of its weights depend on each other.
+    if name not in ("AutoMeanFieldFullCovariance", "AutoMeanFieldLowRank"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Some families fall back to weights.
+            results += steps(model, local_reparameterization(guide), TermsELBO(), *batch, number=1)
+    return results
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-@pytest.mark.parametrize("model", [weights_model, constrained_model])
-def test_guides_of_functions(guide, model):
-    def case(device):
-        # The priors of these models have numbers, which torch puts on its default device.
-        with torch.device(device):
-            batch = regression_data(device) if model is weights_model else ()
-            made = GUIDES[guide](model)
-            return steps(model, made, TermsELBO(), *batch), values(made)
-
-    assert_same(case)
+@on_both_devices
+def test_guides_of_functions(device, guide):
+    # The priors of the model have numbers, which torch puts on its default device.
+    with torch.device(device):
+        posterior = GUIDES[guide](constrained_model)
+        return steps(constrained_model, posterior, TermsELBO()), values(posterior)
 
 
 LIKELIHOODS = {
@@ -214,10 +219,6 @@ LIKELIHOODS = {
     "NegativeBinomial": (likelihoods.NegativeBinomial, 1, lambda y: y[:, :1].abs().round()),
     "Poisson": (likelihoods.Poisson, 1, lambda y: y[:, :1].abs().round()),
 }
-
-
-def test_all_likelihoods_are_here():
-    assert {*LIKELIHOODS, "Likelihood"} == set(likelihoods.__all__)
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
@@ -251,18 +252,12 @@ PRIORS = {
 }
 
 
-def test_all_priors_are_here():
-    assert set(priors.__all__) <= PRIORS.keys()
-
-
 @pytest.mark.parametrize("name", PRIORS)
-def test_priors(name):
-    def case(device):
-        model, batch = classifier(device, prior=PRIORS[name]()), data(device)
-        guide = (AutoRadialDirectional if name == "RadialDirectionalPrior" else AutoMeanField)(model)
-        return steps(model, guide, TermsELBO(), *batch), values(guide, model), predict(model, guide, batch[0]).samples
-
-    assert_same(case)
+@on_both_devices
+def test_priors(device, name):
+    model, batch = classifier(device, prior=PRIORS[name]()), data(device)
+    guide = (AutoRadialDirectional if name == "RadialDirectionalPrior" else AutoMeanField)(model)
+    return steps(model, guide, TermsELBO(), *batch), values(guide, model), predict(model, guide, batch[0]).samples
 
 
 NETS = {
@@ -275,64 +270,42 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("handler", ["none", "local_reparameterization", "mean_only", "swap_prior"])
 @pytest.mark.parametrize("net", NETS)
-def test_handlers_and_networks(net, handler):
-    def case(device):
-        model, batch = classifier(device, net=NETS[net]()), data(device)
-        guide = AutoRadial(model)
-        guide.setup(*batch)
-        used = {
-            "none": (model, guide),
-            "local_reparameterization": (model, local_reparameterization(guide)),
-            "mean_only": (model, mean_only(guide)),
-            "swap_prior": (
-                swap_prior(model, {"0.bias": dist.Normal(torch.zeros(5, device=device), 2.0).to_event(1)}),
-                guide,
-            ),
-        }
-        if handler == "swap_prior" and net == "convolution":
-            used[handler] = model, guide
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Batch norm mixes rows, so some weights have no local noise.
-            return steps(*used[handler], TermsELBO(), *batch), values(guide, model)
-
-    assert_same(case)
+@on_both_devices
+def test_networks(device, net):
+    model, batch = classifier(device, net=NETS[net]()), data(device)
+    guide = AutoRadial(model)
+    results = [steps(model, guide, TermsELBO(), *batch), values(guide, model)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Batch norm mixes rows, so some weights have no local noise.
+        return [*results, steps(model, local_reparameterization(guide), TermsELBO(), *batch), values(guide, model)]
 
 
-# The outputs of a layer with a covariance of its weights depend on each other.
-@pytest.mark.parametrize(
-    "guide", [g for g in GUIDES if g not in ("AutoMeanFieldFullCovariance", "AutoMeanFieldLowRank")]
-)
-def test_local_reparameterization(guide):
-    def case(device):
-        model, batch = classifier(device), data(device)
-        made = GUIDES[guide](model)
-        made.setup(*batch)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Some families fall back to weights.
-            return steps(model, local_reparameterization(made), TermsELBO(), *batch), values(made)
-
-    assert_same(case)
+@on_both_devices
+def test_handlers(device):
+    model, batch = classifier(device), data(device)
+    guide = AutoRadial(model)
+    bias = dist.Normal(torch.zeros(5, device=device), 2.0).to_event(1)
+    pairs = [(model, mean_only(guide)), (swap_prior(model, {"0.bias": bias}), guide)]
+    return [steps(*pair, TermsELBO(), *batch) for pair in pairs], values(guide, model)
 
 
 FITS = {
-    "plain": {},
-    "schedule": {"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
-    "plateau": {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
-    "Pyro's optimizer": {"optim": pyro.optim.ClippedAdam({"lr": 0.01})},
+    "schedule of Pyro's optimizer": {
+        "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        "optim": pyro.optim.ClippedAdam({"lr": 0.01}),
+    },
+    "plateau": {
+        "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau,
+        "loss": TermsELBO(2, vectorize_particles=True, max_plate_nesting=1),
+    },
     "NaturalGradient": {"optim": NaturalGradient()},
-    "fused": {"optim": partial(torch.optim.SGD, lr=1e-4, momentum=0.9)},
-    "validation": {"validation": "data", "options": FitOptions(patience=1)},
-    "mean_only_epochs": {"options": FitOptions(mean_only_epochs=1)},
-    "accumulate": {"options": FitOptions(accumulate=3)},
-    "clip_norm": {"options": FitOptions(clip_norm=1.0)},
+    "momentum": {"optim": partial(torch.optim.SGD, lr=1e-4, momentum=0.9), "callback": lambda record: True},
+    "validation": {"validation": "data", "options": FitOptions(patience=1, mean_only_epochs=1)},
+    "parts, clipped": {"options": FitOptions(accumulate=3, clip_norm=1.0, num_data=50)},
     "bfloat16": {"options": FitOptions(autocast=torch.bfloat16)},
-    "num_data": {"options": FitOptions(num_data=50)},
-    "loss": {"loss": TermsELBO(2, vectorize_particles=True, max_plate_nesting=1)},
-    "callback": {"callback": lambda record: True},
     "DataLoader": {"data": lambda rows: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), 6)},
-    "arrays": {"data": lambda rows: tuple(part.numpy() for part in rows)},
+    "arrays": {"data": lambda rows: tuple(array.numpy() for array in rows)},
 }
 
 
@@ -354,40 +327,31 @@ def test_fit(name):
     assert_same(case, **({"rtol": 1e-2, "atol": 1e-3} if name == "bfloat16" else {}))
 
 
-def test_fit_resumes_from_a_checkpoint(tmp_path):
-    def case(device):
-        kept, ends = tmp_path / device.type, []
-        for epochs in (1, 2):
-            pyro.set_rng_seed(0)
-            model = classifier(device)
-            guide = AutoRadial(model)
-            fit(model, guide, data(CPU), **{**FIT, "epochs": epochs}, checkpoint=kept)
-            ends = values(model, guide)
-        return ends
-
-    assert_same(case)
+@on_both_devices
+def test_fit_resumes_from_a_checkpoint(device, tmp_path):
+    kept, ends = tmp_path / device.type, []
+    for epochs in (1, 2):
+        pyro.set_rng_seed(0)
+        model = classifier(device)
+        guide = AutoRadial(model)
+        fit(model, guide, data(CPU), **{**FIT, "epochs": epochs}, checkpoint=kept)
+        ends = values(model, guide)
+    return ends
     assert_same(lambda device: values(*trained(device)))
 
 
-@pytest.mark.parametrize("form", ["normal", "exact"])
-@pytest.mark.parametrize("guide", GUIDES)
-def test_chains(guide, form):
-    exact_only = "Directional" in guide
-    if exact_only and form == "normal":
-        form = "exact"
-
-    def case(device):
-        chain, found = PriorChain(classifier(device), form), []
-        for _ in range(2):
-            made = chain.guide(GUIDES[guide])
-            fit(chain, made, data(CPU), **FIT)
-            chain.advance(made, exclude="nothing")
-            found.append((values(made), predict(chain, made, data(CPU)[0], num_samples=2).samples))
-        twin = PriorChain(classifier(device), form)
-        twin.load_state_dict(chain.state_dict())
-        return found, {name: (center(q), center(twin.prior[name])) for name, q in chain.prior.items()}
-
-    assert_same(case)
+@pytest.mark.parametrize(("guide", "form"), [*((guide, "exact") for guide in GUIDES), ("AutoRadial", "normal")])
+@on_both_devices
+def test_chains(device, guide, form):
+    chain, results = PriorChain(classifier(device), form), []
+    for _ in range(2):
+        posterior = chain.guide(GUIDES[guide])
+        fit(chain, posterior, data(CPU), **FIT)
+        chain.advance(posterior, exclude="nothing")
+        results.append((values(posterior), predict(chain, posterior, data(CPU)[0], num_samples=2).samples))
+    twin = PriorChain(classifier(device), form)
+    twin.load_state_dict(chain.state_dict())
+    return results, {name: (center(q), center(twin.prior[name])) for name, q in chain.prior.items()}
 
 
 @pytest.mark.parametrize("coreset", [Coreset(6, fit_options={"epochs": 1}), Coreset(6, use="functions")])
@@ -444,25 +408,17 @@ def posterior_process():
     return functional.PosteriorProcess(bnn, guide.posterior())
 
 
-def test_all_processes_are_here():
-    classes = {name: item for name in functional.__all__ if isinstance(item := getattr(functional, name), type)}
-    known = {name for name, item in classes.items() if issubclass(item, functional.FunctionPrior)}
-    assert known == {*PROCESSES, "FunctionPrior"}
-
-
 @pytest.mark.parametrize("name", PROCESSES)
-def test_draws_of_functions(name):
-    def case(device):
-        prior = PROCESSES[name]().to(device)
-        x = torch.rand(7, 3).to(device)
-        found = [prior.sample(x, 4, 2)]
-        if name in ("GaussianProcess", "PosteriorProcess"):
-            found += [prior.moments(x, 2), prior.marginals(x, 2)]
-        if name == "GaussianProcess":
-            found += [prior.score(found[0], x), prior.log_prob(found[0], x)]
-        return found
-
-    assert_same(case)
+@on_both_devices
+def test_draws_of_functions(device, name):
+    prior = PROCESSES[name]().to(device)
+    x = torch.rand(7, 3).to(device)
+    found = [prior.sample(x, 4, 2)]
+    if name in ("GaussianProcess", "PosteriorProcess"):
+        found += [prior.moments(x, 2), prior.marginals(x, 2)]
+    if name == "GaussianProcess":
+        found += [prior.score(found[0], x), prior.log_prob(found[0], x)]
+    return found
 
 
 DIVERGENCES = {
@@ -476,59 +432,47 @@ POINTS = {
 }
 
 
-def test_all_divergences_and_points_are_here():
-    kinds = DIVERGENCES.keys() | POINTS.keys()
-    others = {*PROCESSES, "FunctionPrior", "FunctionalELBO", "function_space_laplace", "init_to_prior"}
-    assert kinds | others == {*functional.__all__}
-
-
-def functional_case(device, divergence, points):
+@pytest.mark.parametrize(
+    ("divergence", "points"), [*((name, "UniformBox") for name in DIVERGENCES), ("GaussianKL", "BetweenRows")]
+)
+@on_both_devices
+def test_functional_losses(device, divergence, points):
     x, y = regression_data(CPU)
     model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian()).to(device)
     guide, prior = AutoMeanField(model), functional.GaussianProcess(rbf).to(device)
     loss = FunctionalELBO(
-        prior, POINTS[points](x.to(device)), divergence=DIVERGENCES[divergence](), num_functions=40, weight_space_kl=0.1
+        prior,
+        POINTS[points](x.to(device)),
+        divergence=DIVERGENCES[divergence](),
+        num_functions=40,
+        weight_space_kl=0.1,
     )
     result = fit(model, guide, (x, y), loss=loss, **{**FIT, "epochs": 1})
     return values(guide, model), result.history[-1]["loss"]
 
 
-@pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_functional_losses(divergence):
-    assert_same(partial(functional_case, divergence=divergence, points="UniformBox"))
+@on_both_devices
+def test_a_process_is_fitted_and_compared(device):
+    x, y = regression_data(device)
+    prior = functional.GaussianProcess(Kernel()).to(device)
+    noise = prior.fit(x, y, num_points=6, steps=1)
+    found = [noise, prior.log_marginal_likelihood(x, y), prior.posterior(x, y, x + 0.1)]
+    model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.5)).to(device)
+    guide = AutoRadial(model)
+    loss = FunctionalELBO(prior, functional.UniformBox(-1.0, 1.0, 5), divergence=functional.GaussianKL())
+    fit(model, guide, (x.cpu(), y.cpu()), loss=loss, **{**FIT, "epochs": 1})
+    fitted = fit(model, guide, (x, y), loss=loss, **{**FIT, "epochs": 1})
+    return [*found, fitted.history[0]["loss"]]
 
 
-@pytest.mark.parametrize("points", POINTS)
-def test_measurement_points(points):
-    assert_same(partial(functional_case, divergence="GaussianKL", points=points))
-
-
-def test_a_process_is_fitted_and_compared():
-    def case(device):
-        x, y = regression_data(device)
-        prior = functional.GaussianProcess(Kernel()).to(device)
-        noise = prior.fit(x, y, num_points=6, steps=1)
-        found = [noise, prior.log_marginal_likelihood(x, y), prior.posterior(x, y, x + 0.1)]
-        model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.5)).to(device)
-        guide = AutoRadial(model)
-        loss = FunctionalELBO(prior, functional.UniformBox(-1.0, 1.0, 5), divergence=functional.GaussianKL())
-        fit(model, guide, (x.cpu(), y.cpu()), loss=loss, **{**FIT, "epochs": 1})
-        fitted = fit(model, guide, (x, y), loss=loss, **{**FIT, "epochs": 1})
-        return [*found, fitted.history[0]["loss"]]
-
-    assert_same(case)
-
-
-def test_functions_are_held_at_kept_inputs():
-    def case(device):
-        model, batch = classifier(device), data(device)
-        guide = AutoMeanField(model)
-        guide.setup(*batch)
-        zeros = torch.zeros(ROWS, 2, device=device)
-        loss = FunctionChainELBO([FunctionMemory(None, batch[0], zeros, zeros + 1.0, ROWS)], max_points=5)
-        return steps(model, guide, loss, *batch), values(guide)
-
-    assert_same(case)
+@on_both_devices
+def test_functions_are_held_at_kept_inputs(device):
+    model, batch = classifier(device), data(device)
+    guide = AutoMeanField(model)
+    guide.setup(*batch)
+    zeros = torch.zeros(ROWS, 2, device=device)
+    loss = FunctionChainELBO([FunctionMemory(None, batch[0], zeros, zeros + 1.0, ROWS)], max_points=5)
+    return steps(model, guide, loss, *batch), values(guide)
 
 
 AFTER = {
@@ -565,49 +509,29 @@ def pruned(result):
     return values(result.network), result.record.error
 
 
+@pytest.mark.parametrize("is_default", [False, True], ids=["", "as the default device"])
 @pytest.mark.parametrize("name", AFTER)
-def test_after_training(name):
-    def case(device):
-        net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 2))
+@on_both_devices
+def test_after_training(device, name, is_default):
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 2))
+    with torch.device(device) if is_default else nullcontext():
         model = classifier(device, net=net)
         guide = AutoRadial(model)
         fit(model, guide, data(CPU), **FIT)
-        return [AFTER[name](model, guide, data(place)) for place in (CPU, device)]
-
-    assert_same(case)
+        return [AFTER[name](model, guide, data(rows_at)) for rows_at in (CPU, device)]
 
 
-METRICS = {
-    "accuracy": accuracy,
-    "auroc": lambda probs, y: uncertainty.auroc(probs[:, 0], y.bool()),
-    "expected_calibration_error": uncertainty.expected_calibration_error,
-    "referral_curve": lambda probs, y: uncertainty.referral_curve(accuracy, probs, y, probs[:, 0]).score.tolist(),
-    "crps_from_draws": lambda probs, y: uncertainty.crps_from_draws(probs.T, y.float()),
-}
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_metrics(name):
-    def case(device):
-        probs = torch.rand(ROWS, 2).softmax(-1).to(device)
-        y = (torch.arange(ROWS) % 2).to(device)
-        found = METRICS[name](probs, y)
-        return [float(part) for part in tensors_in(found) if part.dim() == 0] or found
-
-    assert_same(case)
-
-
-@pytest.mark.parametrize("name", AFTER)
-def test_everything_runs_where_that_device_is_the_default(name):
-    def case(device):
-        net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 2))
-        with torch.device(device):
-            model = classifier(device, net=net)
-            guide = AutoRadial(model)
-            fit(model, guide, data(CPU), **FIT)
-            return AFTER[name](model, guide, data(CPU))
-
-    assert_same(case)
+@on_both_devices
+def test_metrics(device):
+    probs = torch.rand(ROWS, 2).softmax(-1).to(device)
+    y = (torch.arange(ROWS) % 2).to(device)
+    curve = uncertainty.referral_curve(accuracy, probs, y, probs[:, 0])
+    return [
+        float(uncertainty.auroc(probs[:, 0], y.bool())),
+        float(uncertainty.expected_calibration_error(probs, y)),
+        curve.score.tolist(),
+        float(uncertainty.crps_from_draws(probs.T, y.float()).mean()),
+    ]
 
 
 pretend_only = pytest.mark.skipif(GPU, reason="counts what the pretend device reads")
@@ -665,17 +589,15 @@ def test_constants_in_a_backward_pass_are_on_the_device():
     assert x.grad.tolist() == [2.0, 2.0]
 
 
-def test_estimators_for_tables():
-    def case(device):
-        x, y = (part.numpy() for part in regression_data(CPU))
-        options = {"optim": ADAM, "epochs": 2, "batch_size": 6, "num_samples": 4, "random_state": 0}
-        regressor = BayesianRegressor(mlp().to(device), **options).fit(x, y)
-        mean, std = regressor.predict(x, return_std=True)
-        return [
-            values(regressor.functions_),
-            float(mean.mean()),
-            float(std.mean()),
-            float(regressor.sample_y(x).mean()),
-        ]
-
-    assert_same(case)
+@on_both_devices
+def test_estimators_for_tables(device):
+    x, y = (part.numpy() for part in regression_data(CPU))
+    options = {"optim": ADAM, "epochs": 2, "batch_size": 6, "num_samples": 4, "random_state": 0}
+    regressor = BayesianRegressor(mlp().to(device), **options).fit(x, y)
+    mean, std = regressor.predict(x, return_std=True)
+    return [
+        values(regressor.functions_),
+        float(mean.mean()),
+        float(std.mean()),
+        float(regressor.sample_y(x).mean()),
+    ]
