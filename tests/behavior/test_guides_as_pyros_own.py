@@ -79,18 +79,17 @@ def test_quantiles_of_named_sites_need_no_quantiles_of_the_others(guide_type):
 
 
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoNormal])
-@pytest.mark.parametrize("moment", ["mean", "variance", "stddev"])
-def test_a_moment_without_a_closed_form_says_how_to_get_it(guide_type, moment):
+def test_a_moment_without_a_closed_form_says_how_to_get_it(guide_type):
     chain = PriorChain(with_a_simplex)
     guide = guide_type(chain)
     svi = SVI(chain, guide, Adam({"lr": 0.05}), Trace_ELBO())
-    for _ in range(10):
-        svi.step()
+    svi.step()
     chain.advance(guide)
     posterior = guide.posterior() if guide_type is not AutoNormal else {}
     for distributions in (chain.prior, posterior):
         for name in {"tau", "shares"} & distributions.keys():
-            with pytest.raises(NotImplementedError, match=r"mean and variance .* average draws.*guide.median"):
-                getattr(distributions[name], moment)
+            for moment in ("mean", "variance", "stddev"):
+                with pytest.raises(NotImplementedError, match=r"mean and variance .* average draws.*guide.median"):
+                    getattr(distributions[name], moment)
             # What the error says to do.
             assert distributions[name].sample((100,)).mean(0).isfinite().all()

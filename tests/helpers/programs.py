@@ -148,10 +148,10 @@ def forces() -> Program:
     return Program(model, AutoMeanField(model), TermsELBO(), (x, {"energy": x[:, :1], "force": x.cos()}))
 
 
-def local_noise(name: str) -> Program:
+def local_noise() -> Program:
     """A network with noise for each row in the place of weights."""
     model = local_reparameterization.regression()
-    guide = local_reparameterization.GUIDES[name](model)
+    guide = local_reparameterization.GUIDES["radial rows"](model)
     return Program(model, guide, TermsELBO(strict_kl=True), (local_reparameterization.X, local_reparameterization.Y))
 
 
@@ -302,8 +302,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "function around a network": function_around_a_network,
     "learned noise": partial(regression, AutoRadial, TermsELBO()),
     "gradient by the input": forces,
-    "local reparameterization, radial": partial(local_noise, "radial rows"),
-    "local reparameterization, mean field": partial(local_noise, "mean field"),
+    "local reparameterization": local_noise,
     "pyro.param and subsampling": by_hand,
     "PriorChain, normal": partial(chain, "normal"),
     "PriorChain, exact": partial(chain, "exact"),

