@@ -152,9 +152,9 @@ def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(dou
         guide, optim = GUIDES[kind](model), NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.98)
     else:
         guide, optim = GUIDES[kind](model, init_stddev=start), NaturalGradient()
-    means, precisions = train(model, guide, (x, y), optim, steps=300 if start == "beta2" else 800)
+    means, precisions = train(model, guide, (x, y), optim, steps=800)
     # The rate of widths falls, so after 800 steps they are still a little off.
-    error = 0.025 if start == "beta2" else 0.03
+    error = 0.015 if start == "beta2" else 0.03
     assert bool(((means - mean).abs() < error * precision.rsqrt()).all())
     torch.testing.assert_close(precisions, precision, rtol=error, atol=0.0)
 
@@ -247,14 +247,6 @@ def test_the_default_arrives(double, name, recorded_only):
     optim = NaturalGradient(**settings.pop("optimizer", {}))
     trained(model, guide, data=data, optim=optim, **settings)
     assert_arrived(guide, data)
-
-
-@pytest.mark.parametrize("kind", GUIDES)
-def test_a_run_of_three_hundred_steps_trains_widths(double, kind, recorded_only):
-    model, data = layer()
-    guide = GUIDES[kind](model.double())
-    trained(model, guide, data=data, optim=NaturalGradient(), epochs=300, batch_size=200, compile=True)
-    assert_arrived(guide, data, means=0.7, widths=0.35)
 
 
 def test_widths_are_trained_under_frozen_means(double):
