@@ -7,7 +7,6 @@ import math
 import sys
 import warnings
 
-import matplotlib
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -142,14 +141,6 @@ def test_arviz_summarizes_and_compares_it(tree):
     log_pointwise = draws.logsumexp(0) - math.log(len(draws))
     # Leaving a row out costs something, and at most a few nats for each of seven parameters.
     assert log_pointwise.sum() - 20 < loo.elpd < log_pointwise.sum()
-
-
-def test_arviz_plots_it(tree):
-    # Its plots need Python 3.12.
-    arviz = pytest.importorskip("arviz")
-    with matplotlib.rc_context({"backend": "agg"}):
-        arviz.plot_dist(tree, var_names=["offset"], backend="matplotlib")
-        arviz.plot_ppc_dist(tree, backend="matplotlib", num_samples=10)
 
 
 def test_masked_rows_and_factors_count_as_in_the_model():
