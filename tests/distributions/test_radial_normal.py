@@ -15,7 +15,7 @@ from scipy import stats
 from pyro_radial.distributions import RadialNormal
 from tests.helpers.devices import recent_compiler
 
-NUM_SAMPLES = 10_000
+NUM_SAMPLES = 4_000
 
 
 def test_one_element_per_event_is_exactly_normal():
@@ -46,11 +46,10 @@ def test_the_density_integrates_to_one_in_two_dimensions():
     assert float(mass.sum()) == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 10, 200, 36_864])
-def test_entropy_is_that_of_samples_in_any_dimension(dim):
+def test_entropy_is_that_of_samples_in_many_dimensions():
+    dim, count = 36_864, 400
     scale = 0.1 + torch.rand(dim, dtype=torch.double)
     distribution = RadialNormal(torch.randn(dim, dtype=torch.double), scale)
-    count = 400 if dim > 1000 else NUM_SAMPLES
     draws = -distribution.log_prob(distribution.sample((count,)))
     assert abs(draws.mean() - distribution.entropy()) <= 4 * draws.std() / count**0.5
 
@@ -58,7 +57,7 @@ def test_entropy_is_that_of_samples_in_any_dimension(dim):
 @pytest.mark.parametrize("event_dim", [1, 2])
 def test_the_radius_is_half_normal_and_the_direction_uniform(event_dim):
     distribution = RadialNormal(torch.randn(4, 5), 0.5 + torch.rand(4, 5), event_dim)
-    unit = (distribution.sample((4_000,)) - distribution.loc) / distribution.scale
+    unit = (distribution.sample((NUM_SAMPLES,)) - distribution.loc) / distribution.scale
     unit = unit.reshape(-1, distribution.num_elements)
     radius = unit.norm(dim=-1)
     assert stats.kstest(radius.numpy(), "halfnorm").pvalue > 1e-3
@@ -145,7 +144,7 @@ def test_reparameterizers_of_pyro_keep_how_many_dimensions_share_a_radius(event_
 
     run = poutine.reparam(model, config=config)
     with torch.no_grad():
-        squares = torch.stack([run().square().sum() for _ in range(500)])
+        squares = torch.stack([run().square().sum() for _ in range(200)])
     error = squares.std() / len(squares) ** 0.5
     assert abs(squares.mean() - squared_norm) < 5 * error
 

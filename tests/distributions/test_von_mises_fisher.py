@@ -247,18 +247,18 @@ def test_infer_shapes_agrees_with_the_distribution():
     assert shapes == (distribution.batch_shape, distribution.event_shape) == ((4, 5), (3,))
 
 
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_a_concentration_that_is_negative_or_not_finite_is_refused_by_name(bad):
-    with pytest.raises(ValueError, match="concentration"):
-        VonMisesFisherStable(torch.eye(3), torch.tensor([1.0, bad, 2.0]))
-    VonMisesFisherStable(torch.eye(3), torch.tensor([1.0, bad, 2.0]), validate_args=False)
-
-
-@pytest.mark.parametrize("bad", [[0.0, 0.0], [1.0, 1.0], [math.nan, 1.0], [0.0, 1.0001]])
-def test_a_loc_that_is_not_of_length_one_is_refused_by_name(bad):
-    with pytest.raises(ValueError, match="loc"):
-        VonMisesFisherStable(torch.tensor(bad), 1.0)
-    VonMisesFisherStable(torch.tensor(bad), 1.0, validate_args=False)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("concentration", [1.0, bad, 2.0]) for bad in (-1.0, math.nan, math.inf)),
+        *(("loc", bad) for bad in ([0.0, 0.0], [1.0, 1.0], [math.nan, 1.0], [0.0, 1.0001])),
+    ],
+)
+def test_parameters_out_of_their_range_are_refused_by_name(name, value):
+    arguments = {"loc": torch.eye(3), "concentration": 1.0, name: torch.tensor(value)}
+    with pytest.raises(ValueError, match=name):
+        VonMisesFisherStable(**arguments)
+    VonMisesFisherStable(**arguments, validate_args=False)
 
 
 def test_a_subclass_is_kept_by_expand_and_one_with_arguments_of_its_own_must_say_how():
