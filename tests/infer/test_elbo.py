@@ -1,7 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loss is a bound on the evidence, weighted and averaged as it says."""
+"""The loss is a bound on the evidence, weighted and averaged as it says; its errors name the culprit."""
+
+import math
 
 import pyro
 import pyro.distributions as dist
@@ -9,11 +11,13 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoDelta
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer import HalfCauchyReparam
+from pyro_radial.nn import MultiHead, likelihoods, use_head
 from tests.helpers.models import X, Y, mean_and_error, network
 
 
@@ -32,32 +36,19 @@ def test_particles_are_averaged_in_loss_and_terms(vectorize):
     assert elbo.terms.num_data == 40
 
 
-def test_the_gradient_is_that_of_trace_mean_field_elbo():
+def test_the_gradient_is_that_of_trace_mean_field_elbo_and_linear_in_the_kl_weight():
     model = network()
     guide = AutoRadial(model, init_stddev=0.1)
     guide.setup(X, Y)
-    gradients = []
-    for elbo in (TermsELBO(), TraceMeanField_ELBO()):
+
+    def gradient(elbo):
         pyro.set_rng_seed(1)
         guide.zero_grad()
         elbo(model, guide)(X, Y).backward()
-        gradients.append([p.grad.clone() for p in guide.parameters()])
-    for ours, pyros in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, pyros)
-
-
-def test_the_kl_weight_reaches_the_gradient_of_the_scales():
-    model = network()
-    guide = AutoRadial(model, init_stddev=0.1)
-    guide.setup(X, Y)
-
-    def gradient(weight):
-        pyro.set_rng_seed(1)
-        guide.zero_grad()
-        TermsELBO(kl_weight=weight)(model, guide)(X, Y).backward()
         return torch.cat([p.grad.flatten() for p in guide.parameters()])
 
-    none, half, full = gradient(0.0), gradient(0.5), gradient(1.0)
+    none, half, full = (gradient(TermsELBO(kl_weight=weight)) for weight in (0.0, 0.5, 1.0))
+    torch.testing.assert_close(full, gradient(TraceMeanField_ELBO()))
     torch.testing.assert_close(half, (none + full) / 2, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(none, full)
 
@@ -150,16 +141,6 @@ def test_local_sites_of_a_mini_batch_are_scaled_to_the_data_set():
     assert elbo.terms.num_data == 10
 
 
-def test_a_latent_site_that_the_guide_lacks_is_named():
-    def model():
-        pyro.sample("a", dist.Normal(0.0, 1.0))
-        pyro.sample("b", dist.Normal(0.0, 1.0))
-
-    guide = AutoMeanField(poutine.block(model, hide=["b"]))
-    with pyro.validation_enabled(False), pytest.raises(ValueError, match="'b'"):
-        TermsELBO()(model, guide)()
-
-
 def test_the_elbo_bounds_the_log_evidence():
     # One latent normal and n observations: log p(y) = log N(y; 0, I + 11').
     y = torch.randn(5)
@@ -193,3 +174,49 @@ def test_normals_under_different_masks_have_the_kl_that_sampling_has_on_average(
     assert TermsELBO(strict_kl=True).loss(model, guide) == pytest.approx(float(expected), rel=1e-6)
     draws = torch.tensor([-Trace_ELBO().loss(model, guide) for _ in range(400)])
     assert abs(float(draws.mean() + expected)) < 4 * float(draws.std()) / 20
+
+
+LABELS = torch.arange(8) % 2
+
+
+def two_heads():
+    net = MultiHead(nn.Linear(3, 4), [nn.Linear(4, 2), nn.Linear(4, 2)])
+    return SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=8))
+
+
+def test_a_guide_made_before_use_head_is_told_what_to_call():
+    model = two_heads()
+    guide = AutoRadial(model)
+    TermsELBO()(model, guide)(X, LABELS)
+    use_head(model, 1)
+    words = r"site 'heads.1.weight' of the model, got none; .*after use_head: make a new guide"
+    for run in (lambda: TermsELBO()(model, guide)(X, LABELS), lambda: diagnose(model, guide, (X, LABELS))):
+        with pytest.raises(ValueError, match=words):
+            run()
+    # Both of the cures.
+    assert TermsELBO()(model, AutoRadial(model))(X, LABELS).isfinite()
+    use_head(model, 0)
+    assert TermsELBO()(model, guide)(X, LABELS).isfinite()
+
+
+def test_a_guide_that_lacks_a_site_alone_has_nothing_to_do_with_heads():
+    model = two_heads()
+
+    def guide(x, y=None):
+        pyro.sample("trunk.weight", dist.Normal(torch.zeros(4, 3), 1.0).to_event(2))
+
+    with pytest.raises(ValueError, match=r"'trunk.bias' of the model, got none$"):
+        TermsELBO()(model, guide)(X, LABELS)
+
+
+@pytest.mark.parametrize("family", [AutoRadial, AutoMeanField, AutoNormal])
+def test_a_parameter_of_the_guide_that_is_nan_is_named(family):
+    model = two_heads()
+    guide = family(model)
+    guide(X, LABELS)
+    with torch.no_grad():
+        dict(guide.named_parameters())["locs.trunk.bias_unconstrained"][1] = math.nan
+    with pytest.raises(ValueError, match=r"guide must have finite parameters, .*locs.trunk.bias'"):
+        TermsELBO()(model, guide)(X, LABELS)
+    with pytest.raises(ValueError, match=r"guide must have finite parameters, .*locs.trunk.bias"):
+        diagnose(model, guide, (X, LABELS))
