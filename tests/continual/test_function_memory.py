@@ -7,33 +7,22 @@ import math
 from functools import partial
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from benchmarks.guides._examples.program import Program, compared
-from pyro_radial import (
-    AutoMeanField,
-    AutoRadial,
-    BayesianModule,
-    PriorChain,
-    SupervisedModel,
-    TermsELBO,
-)
-from pyro_radial.continual import (
-    Coreset,
-    Task,
-    TaskStream,
-)
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, TermsELBO
+from pyro_radial.continual import Coreset, Task, TaskStream
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
+from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import FunctionalELBO, GaussianProcess, UniformBox
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from tests.helpers.programs import Graphed
 from tests.helpers.runs import assert_same as assert_same_state
-from tests.helpers.streams import MODULE, OPTIONS, ROWS, chain, learn, stream
+from tests.helpers.streams import OPTIONS, ROWS, chain, learn, stream
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
 FUNCTIONS = Coreset(6, use="functions", max_points=4)
@@ -69,14 +58,7 @@ def sum_of_kl(one, other):
     return (0.5 * (v0 / v).log() + (v + (m - m0) ** 2) / (2.0 * v0) - 0.5).sum()
 
 
-@pytest.mark.parametrize(
-    ("guide_type", "local"),
-    [
-        (AutoMeanField, False),
-        (AutoRadial, True),
-        (AutoNormal, False),
-    ],
-)
+@pytest.mark.parametrize(("guide_type", "local"), [(AutoMeanField, False), (AutoRadial, True), (AutoNormal, False)])
 def test_it_is_the_sum_of_the_closed_forms(guide_type, local):
     pyro.set_rng_seed(0)
     one = linear_chain(local)
@@ -89,7 +71,7 @@ def test_it_is_the_sum_of_the_closed_forms(guide_type, local):
     guide(X, Y)
     elbo = FunctionChainELBO([kept], kl_weight=7.0, weight_space_kl=0.3)
     loss = elbo(one, guide)(X, Y)
-    now = marginals(_posterior(guide), x)
+    now = marginals(posterior_of(guide), x)
     torch.testing.assert_close(
         elbo.terms.kl_by_site["f"], sum_of_kl(now, (kept.mean, kept.variance)).detach(), rtol=1e-4, atol=1e-4
     )
@@ -103,60 +85,54 @@ def test_it_is_the_sum_of_the_closed_forms(guide_type, local):
     torch.testing.assert_close(terms.weight_space_kl, reference.terms.kl)
 
 
-def _posterior(guide):
-    if hasattr(guide, "posterior"):
-        return guide.posterior()
-    return {
-        name: dist.Normal(getattr(guide.locs, name).detach(), getattr(guide.scales, name).detach())
-        for name in ("weight", "bias")
-    }
-
-
-class TestHeads:
-    """Of a network of three heads, two of them learned."""
-
-    def made(self):
-        pyro.set_rng_seed(0)
-        one = linear_chain(heads=3)
-        for head in (0, 1):
-            use_head(one, head)
-            learned(one, 0.2 + 0.1 * head)
-        x = [torch.randn(4, 3), torch.randn(2, 3)]
-        kept = [FunctionMemory.of(one, x[head], head) for head in (0, 1)]
-        use_head(one, 2, other_heads=[0, 1])
-        guide = AutoMeanField(one, init_stddev=0.5)
-        guide.setup(X, Y)
-        return one, guide, kept
-
-    def test_each_has_its_turn_and_the_mean_of_all_is_the_sum(self):
-        one, guide, kept = self.made()
-        elbo = FunctionChainELBO(kept)
-        found = []
-        for _ in range(4):
-            elbo(one, guide)(X, Y)
-            found.append(elbo.terms.kl)
-        expected = [
-            sum_of_kl(
-                marginals(guide.posterior(), rows.x, f"heads.{rows.head}."),
-                marginals(one.prior, rows.x, f"heads.{rows.head}."),
-            )
-            for rows in kept
-        ]
-        # The first step is step 1.
-        assert found[0] == found[2]
-        assert found[1] == found[3]
-        torch.testing.assert_close(torch.stack(found[:2]), 2.0 * torch.stack(expected)[[1, 0]], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(torch.stack(found[:2]).mean(), torch.stack(expected).sum(), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("guide_type", "local"), [(AutoMeanField, False), (AutoRadial, True)])
-def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):
+def with_three_heads():
+    """A chain, a guide and what is kept of two heads, which are learned."""
     pyro.set_rng_seed(0)
-    one = linear_chain(local)
+    one = linear_chain(heads=3)
+    for head in (0, 1):
+        use_head(one, head)
+        learned(one, 0.2 + 0.1 * head)
+    kept = [FunctionMemory.of(one, torch.randn(rows, 3), head) for head, rows in enumerate((4, 2))]
+    use_head(one, 2, other_heads=[0, 1])
+    guide = AutoMeanField(one, init_stddev=0.5)
+    guide.setup(X, Y)
+    return one, guide, kept
+
+
+def test_each_head_has_its_turn_and_the_mean_of_all_is_the_sum():
+    one, guide, kept = with_three_heads()
+    elbo = FunctionChainELBO(kept)
+    terms = []
+    for _ in range(4):
+        elbo(one, guide)(X, Y)
+        terms.append(elbo.terms.kl)
+    moments = [
+        [
+            marginals(distributions, memory.x, f"heads.{memory.head}.")
+            for distributions in (guide.posterior(), one.prior)
+        ]
+        for memory in kept
+    ]
+    expected = torch.stack([sum_of_kl(*now_and_before) for now_and_before in moments])
+    # The first step is step 1.
+    torch.testing.assert_close(torch.stack(terms), 2.0 * expected[[1, 0, 1, 0]], rtol=1e-4, atol=1e-4)
+
+
+def test_heads_in_turn_are_no_graph():
+    one, guide, kept = with_three_heads()
+    captured = Graphed(one, guide, FunctionChainELBO(kept), compile=False)
+    with pytest.warns(UserWarning, match="the heads of kept functions take turns"):
+        captured((X, Y), {})
+    assert captured.eager_reasons
+
+
+def test_a_graph_replays_it_with_new_points_each_time():
+    pyro.set_rng_seed(0)
+    one = linear_chain(local=True)
     learned(one)
     kept = FunctionMemory.of(one, torch.randn(6, 3))
     elbo = FunctionChainELBO([kept], max_points=4, weight_space_kl=0.3)
-    guide = guide_type(one)
+    guide = AutoRadial(one)
     guide.setup(X, Y)
     captured = Graphed(one, guide, elbo, compile=False)
     values = []
@@ -167,14 +143,6 @@ def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):
     assert values[0] != values[1]
     assert not captured.eager_reasons
     assert len(captured.recordings) == 1
-
-
-def test_heads_in_turn_are_no_graph():
-    one, guide, kept = TestHeads().made()
-    captured = Graphed(one, guide, FunctionChainELBO(kept), compile=False)
-    with pytest.warns(UserWarning, match="the heads of kept functions take turns"):
-        captured((X, Y), {})
-    assert captured.eager_reasons
 
 
 @pytest.mark.parametrize(
@@ -191,33 +159,18 @@ def test_bad_arguments_are_named(options, message):
         FunctionChainELBO(**{"memories": [kept], **options})
 
 
+def one_value_each(x, size, *, seed):
+    """Inputs with one value, which differs from row to row."""
+    return x.mean(1, keepdim=True)[:size].expand(size, x.shape[1])
+
+
 class TestStream:
     """``train_stream`` with functions kept."""
 
-    @pytest.fixture
-    def fits(self, monkeypatch):
-        """The calls of ``fit``."""
-        calls = []
-
-        def recorded(chain, guide, data, **options):
-            result = fit(chain, guide, data, **options)
-            calls.append({"sites": sorted(guide.posterior()), "rows": len(data[0]), **options})
-            return result
-
-        fit = MODULE.fit
-        monkeypatch.setattr(MODULE, "fit", recorded)
-        return calls
-
-    @pytest.mark.parametrize("guide", [None, lambda c: c.guide(AutoMeanField)])
-    def test_later_tasks_have_the_loss_and_the_rows_that_are_left(self, fits, guide):
+    def test_later_tasks_have_the_loss_and_the_rows_that_are_left(self, fits):
         first_task = {"loss": TermsELBO(kl_weight=0.1)}
-        learn(
-            NORMAL(),
-            coreset=FUNCTIONS,
-            loss=TermsELBO(2, kl_weight=0.3, strict_kl=True),
-            first_task=first_task,
-            guide=guide,
-        )
+        loss = TermsELBO(2, kl_weight=0.3, strict_kl=True)
+        learn(NORMAL(), coreset=FUNCTIONS, loss=loss, first_task=first_task)
         one, two = fits  # And no training before predictions.
         assert one["rows"] == two["rows"] == ROWS - 6
         assert one["loss"] is first_task["loss"]
@@ -233,21 +186,21 @@ class TestStream:
         assert kept.mean.shape == kept.variance.shape == (6, 2)
         assert kept.size == 6
 
-    def test_earlier_heads_may_be_held_at_inputs_of_the_task_in_training(self, fits):
-        learn(NORMAL(), coreset=Coreset(6, use="functions", inputs="current"))
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({"inputs": "current"}, lambda x: x[1][random_coreset(x[1], 6, seed=OPTIONS["seed"])]),
+            ({"choose": one_value_each}, lambda x: one_value_each(x[0], 6, seed=0)),
+        ],
+        ids=["of the task in training", "no rows of any task"],
+    )
+    def test_inputs_need_not_be_rows_that_are_left_out(self, options, expected, fits):
+        learn(NORMAL(), coreset=Coreset(6, use="functions", **options))
         one, two = fits
         assert one["rows"] == two["rows"] == ROWS
         (held,) = two["loss"].memories
-        x = stream()[1].train[0]
         assert held.head == 0
-        assert torch.equal(held.x, x[random_coreset(x, 6, seed=OPTIONS["seed"])])
-
-    def test_inputs_need_not_be_rows(self, fits):
-        learn(NORMAL(), coreset=Coreset(6, one_value_each, use="functions"))
-        one, two = fits
-        assert one["rows"] == two["rows"] == ROWS
-        (held,) = two["loss"].memories
-        assert torch.equal(held.x, one_value_each(stream()[0].train[0], 6, seed=0))
+        assert torch.equal(held.x, expected([task.train[0] for task in stream()]))
 
     @pytest.mark.parametrize("chosen", [torch.zeros(5, 4), torch.zeros(6, 3), torch.full((6, 4), math.nan)])
     def test_inputs_that_are_no_inputs_of_a_task_are_refused(self, chosen):
@@ -255,13 +208,12 @@ class TestStream:
         with pytest.raises(ValueError, match=message):
             learn(NORMAL(), coreset=Coreset(6, lambda x, size, seed: chosen, use="functions"))
 
-    @pytest.mark.parametrize(("guide", "local"), [(AutoMeanField, False), (AutoRadial, True)])
-    def test_functions_stay_where_they_are_held(self, guide, local):
+    def test_functions_stay_where_they_are_held(self):
         moved = []
         for weight in (1e-6, 1e3):
-            net = MultiHead(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), [nn.Linear(8, 2) for _ in range(2)])
             pyro.set_rng_seed(0)
-            model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(), local_reparameterization=local)
+            net = MultiHead(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), [nn.Linear(8, 2) for _ in range(2)])
+            model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(), local_reparameterization=True)
             one = PriorChain(model, "normal")
             x = stream()[0].train[0]
             before = []
@@ -270,21 +222,13 @@ class TestStream:
                 if one.prior and not before:
                     before.append(FunctionMemory.of(one, x, 0))
 
-            options = {"loss": TermsELBO(kl_weight=0.0), "epochs": 40, "optim": partial(torch.optim.Adam, lr=0.01)}
+            options = {"loss": TermsELBO(kl_weight=0.0), "epochs": 20, "optim": partial(torch.optim.Adam, lr=0.02)}
+            guide = partial(AutoRadial, init_stddev=0.1)
             kept = Coreset(ROWS // 2, use="functions", weight=weight)
-            learn(one, coreset=kept, callback=remember, guide=partial(made, guide), **options)
+            learn(one, coreset=kept, callback=remember, guide=lambda chain, guide=guide: chain.guide(guide), **options)
             after = FunctionMemory.of(one, x, 0)
             moved.append(float((after.mean - before[0].mean).square().mean()))
         assert moved[1] < 0.05 * moved[0]
-
-
-def one_value_each(x, size, *, seed):
-    """Inputs with one value, which differs from row to row."""
-    return x.mean(1, keepdim=True)[:size].expand(size, x.shape[1])
-
-
-def made(guide, one):
-    return one.guide(guide, init_stddev=0.1)
 
 
 def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():
@@ -292,10 +236,7 @@ def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():
     box = UniformBox([-1.0] * 4, [1.0] * 4, 3)
     functional = FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b))), box)
     for options, message in (
-        (
-            {"loss": changing},
-            "loss must be a TermsELBO with a constant kl_weight.*with kl_weight=<function",
-        ),
+        ({"loss": changing}, "loss must be a TermsELBO with a constant kl_weight.*with kl_weight=<function"),
         ({"loss": functional}, "loss must be a TermsELBO .*got FunctionalELBO"),
         ({"first_task": {"seed": 1}}, r"first_task must leave .* got \['seed'\]"),
     ):

@@ -12,38 +12,9 @@ import pytest
 import torch
 
 from pyro_radial import FitOptions
-from pyro_radial.continual import (
-    Coreset,
-    PriorChain,
-    Task,
-    TaskStream,
-    train_stream,
-)
+from pyro_radial.continual import Coreset, PriorChain, Task, TaskStream, train_stream
 from tests.helpers.streams import CORESET, HALVES, MODULE, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
 from tutorials.streams import class_split_stream
-
-
-@pytest.fixture
-def fits(monkeypatch):
-    """The calls of ``fit``: sites, rows, seed, and what the likelihood took for their number."""
-    calls = []
-
-    def recorded(chain, guide, data, **options):
-        result = fit(chain, guide, data, **options)
-        calls.append(
-            {
-                "sites": sorted(guide.posterior()),
-                "rows": len(data[0]),
-                "num_data": chain.likelihood.num_data,
-                "seed": options["seed"],
-                "epochs": options["epochs"],
-            }
-        )
-        return result
-
-    fit = MODULE.fit
-    monkeypatch.setattr(MODULE, "fit", recorded)
-    return calls
 
 
 def test_several_heads_learn_their_tasks_and_the_others_are_left_alone(fits, monkeypatch):
@@ -146,14 +117,8 @@ def test_the_coreset_is_used_for_the_prediction():
 
 BAD = {
     "validation": ({"validation": clusters(8, 0)}, r"fit_options must leave .* got \['validation'\]"),
-    "coreset's seed": (
-        {"coreset": Coreset(2, fit_options={"seed": 1})},
-        r"coreset must leave .* got \['seed'\]",
-    ),
-    "coreset's size": (
-        {"coreset": Coreset(ROWS)},
-        f"less than the {ROWS} rows of task 'classes 0, 1', got {ROWS}",
-    ),
+    "coreset's seed": ({"coreset": Coreset(2, fit_options={"seed": 1})}, r"coreset must leave .* got \['seed'\]"),
+    "coreset's size": ({"coreset": Coreset(ROWS)}, f"less than the {ROWS} rows of task 'classes 0, 1', got {ROWS}"),
     "no validation": ({"measure_on": "validation"}, "task 'classes 0, 1' must have validation data"),
     "patience": ({"patience": 2}, "validation must be given with patience"),
 }
