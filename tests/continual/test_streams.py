@@ -62,6 +62,8 @@ def test_streams_that_do_not_fit_are_named():
         late[0]
     with pytest.raises(ValueError, match="must be built with its name 'one', got 'two'"):
         TaskStream(("one",), (lambda: task("two"),), num_heads=1, num_outputs=2)[0]
+    with pytest.raises(ValueError, match="classes_per_task must divide the 6 classes of heads, got 4"):
+        class_split_stream(TRAIN, TEST, classes_per_task=4)
 
 
 @pytest.mark.parametrize("part", ["train", "test", "validation"])
@@ -135,11 +137,6 @@ def test_train_and_test_are_permuted_alike(num_tasks):
         orders.append(order)
     assert len(set(orders)) == num_tasks
     assert orders[0] == tuple(range(12))
-
-
-def test_classes_that_do_not_fill_the_heads_are_named():
-    with pytest.raises(ValueError, match="classes_per_task must divide the 6 classes of heads, got 4"):
-        class_split_stream(TRAIN, TEST, classes_per_task=4)
 
 
 def test_the_arrays_of_a_task_are_converted_and_a_dataset_is_refused():

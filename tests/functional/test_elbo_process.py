@@ -12,14 +12,7 @@ from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from torch import nn
 
 from benchmarks.guides._examples.program import Program, compared
-from pyro_radial import (
-    AutoMeanField,
-    AutoRadial,
-    BayesianModule,
-    PriorChain,
-    SupervisedModel,
-    TermsELBO,
-)
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, TermsELBO
 from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import (
     BetweenRows,
@@ -133,7 +126,7 @@ def test_local_reparameterization_leaves_both_terms_as_they_are(make, guide_type
 
 
 def test_a_step_under_a_recorded_graph_is_the_step_as_it_is():
-    chain, guide, process = second_task(AutoRadial, heads)
+    chain, guide, process = second_task(AutoRadial, convolutional)
     elbo = loss_of(process, weight_space_kl=0.3)
     elbo.measurement_points = BetweenRows(torch.randn(20, 3), 5)
     captured = Graphed(chain, guide, elbo, compile=False)

@@ -1,12 +1,14 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Moments, draws, densities and posteriors of Gaussian processes, against torch and scikit-learn."""
+"""Moments, draws, densities, posteriors and fits of Gaussian processes, against torch and scikit-learn."""
 
 import copy
+import math
 import pickle
 
 import numpy as np
+import pyro
 import pyro.contrib.gp.kernels as gp_kernels
 import pyro.distributions as dist
 import pytest
@@ -14,6 +16,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as SklearnRBF
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
+from torch import nn
 
 from pyro_radial.functional import GaussianProcess
 from tests.helpers.functional import NUM_SAMPLES, points, rbf, squared_exponential
@@ -137,3 +140,127 @@ def test_on_cuda_moments_and_scores_are_those_of_the_cpu():
     prior.cuda()
     assert prior.sample(x.cuda(), 2).is_cuda
     torch.testing.assert_close(prior.score(f.cuda(), x.cuda()).cpu(), expected)
+
+
+# Kernels of Pyro, of gpytorch and of one's own.
+
+
+def test_white_noise_among_pyros_kernels_is_on_the_diagonal():
+    kernel = gp_kernels.Sum(rbf(), gp_kernels.WhiteNoise(2, variance=torch.tensor(0.25)))
+    _, covariance = GaussianProcess(kernel).moments(points())
+    torch.testing.assert_close(covariance[0].diagonal(), torch.full((6,), 1.95, dtype=torch.double))
+
+
+def test_two_kernels_of_a_kind_do_not_share_parameters_and_leave_none_in_the_store():
+    first, second = GaussianProcess(rbf(variance=2.0)), GaussianProcess(rbf(variance=5.0))
+    x = points(2)
+    assert float(first.moments(x)[1][0, 0, 0]) == pytest.approx(2.0)
+    assert float(second.moments(x)[1][0, 0, 0]) == pytest.approx(5.0)
+    assert len(pyro.get_param_store()) == 0
+
+
+def test_gpytorch_kernels_serve_with_their_hyper_parameters_fitted():
+    gpytorch = pytest.importorskip("gpytorch")
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2))
+    kernel.base_kernel.lengthscale, kernel.outputscale = torch.tensor([[0.6, 0.6]]), 1.7
+    x, f = points(), torch.randn(3, 6, 1, dtype=torch.double)
+    prior, same = GaussianProcess(kernel, noise=0.1), GaussianProcess(squared_exponential, noise=0.1)
+    torch.testing.assert_close(prior.moments(x), same.moments(x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(prior.score(f, x), same.score(f, x), rtol=1e-5, atol=1e-5)
+    history = prior.fit(points(30), torch.randn(30), steps=20)
+    assert float(history[-1]) > float(history[0])
+    assert float(kernel.outputscale.detach()) == pytest.approx(1.7)
+
+
+def indefinite(x1, x2):
+    return -squared_exponential(x1, x2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (indefinite, "kernel must be positive definite"),
+        (lambda x1, x2: squared_exponential(x1, x2) * math.nan, "kernel must give finite covariances, got NaN"),
+        (lambda x1, x2: x1[:, :1] + 2 * x2[:, 0], "kernel must be symmetric"),
+        (lambda x1, x2: x1.sum(-1), r"kernel must return \[6, 6\]"),
+        (lambda x1, x2: x1 @ x2, r"kernel must take points of shape \[6, 2\]"),
+    ],
+)
+def test_a_kernel_that_is_none_is_refused_by_name(kernel, words):
+    with pytest.raises(ValueError, match=words):
+        GaussianProcess(kernel).sample(points(), 2)
+
+
+def test_a_mean_of_another_shape_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"mean must return \[6\] or \[6, 1\]"):
+        GaussianProcess(squared_exponential, mean=lambda x: x).moments(points())
+
+
+# Fitted by the marginal likelihood.
+
+
+def test_fit_finds_the_maximum_that_scikit_learn_finds():
+    x = torch.linspace(-4, 4, 80, dtype=torch.double).unsqueeze(-1)
+    truth = GaussianProcess(rbf(lengthscale=0.7, variance=2.0, input_dim=1))
+    y = truth.sample(x, 1)[0, :, 0] + 0.3 * torch.randn(80, dtype=torch.double)
+    reference = GaussianProcessRegressor(ConstantKernel() * SklearnRBF() + WhiteKernel(), alpha=0.0).fit(x, y)
+    prior = GaussianProcess(gp_kernels.RBF(1))
+    history = prior.fit(x, y)
+    best = reference.log_marginal_likelihood_value_ / 80
+    assert history.dim() == 1
+    assert float(history[0]) < best - 0.05
+    assert float(history[-1]) == pytest.approx(best, abs=1e-4)
+    variance, lengthscale, noise = np.exp(reference.kernel_.theta)
+    assert float(prior.kernel.variance) == pytest.approx(variance, rel=0.02)
+    assert float(prior.kernel.lengthscale) == pytest.approx(lengthscale, rel=0.02)
+    assert float(prior.observation_noise) == pytest.approx(math.sqrt(noise), rel=0.02)
+    # And the maximum is near the truth, as far as eighty points tell.
+    assert float(prior.kernel.lengthscale) == pytest.approx(0.7, rel=0.3)
+    assert float(prior.observation_noise) == pytest.approx(0.3, rel=0.3)
+
+
+def test_fit_sums_over_outputs_and_trains_a_mean_and_keeps_what_is_frozen():
+    x = torch.linspace(-3, 3, 40, dtype=torch.double).unsqueeze(-1)
+    y = torch.stack([2 * x[:, 0] + 1, 2 * x[:, 0] + 1], -1) + 0.1 * torch.randn(40, 2, dtype=torch.double)
+    kernel = gp_kernels.RBF(1)
+    kernel.lengthscale_unconstrained.requires_grad_(False)
+    line = nn.Linear(1, 1)
+    prior = GaussianProcess(kernel, mean=line)
+    prior.fit(x, y)
+    assert float(prior.kernel.lengthscale) == 1.0
+    assert float(prior.mean.weight) == pytest.approx(2.0, abs=0.1)
+    assert not any(parameter.requires_grad for parameter in prior.parameters())
+    assert line.weight.requires_grad
+
+
+def test_known_noise_stays_and_the_kernel_is_fitted_to_it():
+    x = torch.linspace(-3, 3, 60, dtype=torch.double).unsqueeze(-1)
+    y = x.sin() + 0.1 * torch.randn(60, 1, dtype=torch.double)
+    prior = GaussianProcess(gp_kernels.RBF(1, lengthscale=torch.tensor(0.05)))
+    prior.fit(x, y, observation_noise=0.1)
+    torch.testing.assert_close(prior.observation_noise, torch.tensor(0.1, dtype=torch.double))
+    # From a length so short that the function could pass for noise.
+    assert float(prior.kernel.lengthscale) > 0.5
+
+
+def test_a_step_to_a_kernel_beyond_floating_point_is_shortened():
+    class Overflowing(nn.Module):
+        """An RBF kernel that is not positive definite at its second evaluation, as after a step too long."""
+
+        def __init__(self):
+            super().__init__()
+            self.log_length, self.calls = nn.Parameter(torch.zeros(())), 0
+
+        def forward(self, a, b):
+            self.calls += 1
+            sign = -1.0 if self.calls == 2 else 1.0
+            return sign * torch.exp(-0.5 * ((a - b.T) / self.log_length.exp()) ** 2)
+
+    torch.manual_seed(0)
+    x = torch.linspace(-3, 3, 40)[:, None]
+    y = torch.sin(2 * x) + 0.1 * torch.randn(40, 1)
+    first, second = (GaussianProcess(Overflowing()) for _ in range(2))
+    first.kernel.calls = 2  # Does not overflow.
+    expected, found = first.fit(x, y), second.fit(x, y)
+    assert len(found) == second.kernel.calls - 1
+    torch.testing.assert_close(found[-1], expected[-1], rtol=1e-4, atol=0.0)

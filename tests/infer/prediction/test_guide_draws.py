@@ -3,6 +3,8 @@
 
 """Draws of a guide are those that its own runs make, and of sites that the model has."""
 
+from functools import partial
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -32,22 +34,11 @@ class Recording(AutoRadial):
         return result
 
 
-def listed(model):
+def listed(model, bias=AutoMeanField):
     guide = AutoGuideList(model)
     guide.append(AutoRadial(poutine.block(model, expose=["weight"])))
-    guide.append(AutoMeanField(poutine.block(model, expose=["bias"])))
+    guide.append(bias(poutine.block(model, expose=["bias"])))
     return guide
-
-
-def listed_with_pyro(model):
-    guide = AutoGuideList(model)
-    guide.append(AutoRadial(poutine.block(model, expose=["weight"])))
-    guide.append(AutoNormal(poutine.block(model, expose=["bias"])))
-    return guide
-
-
-def with_point(model):
-    return AutoRadial(model, families={"bias": families.Delta()})
 
 
 PRIOR = dist.Normal(0.0, 1.0)
@@ -57,8 +48,8 @@ GUIDES = {
     "mean field": (AutoMeanField, PRIOR, True),
     "several sites a parameter": (AutoRadialDirectional, RadialDirectionalPrior("row"), True),
     "list": (listed, PRIOR, True),
-    "point": (with_point, PRIOR, True),
-    "list with one of Pyro's": (listed_with_pyro, PRIOR, False),
+    "point": (partial(AutoRadial, families={"bias": families.Delta()}), PRIOR, True),
+    "list with one of Pyro's": (partial(listed, bias=AutoNormal), PRIOR, False),
     "forward of its own": (Recording, PRIOR, False),
     "Pyro's": (AutoNormal, PRIOR, False),
 }

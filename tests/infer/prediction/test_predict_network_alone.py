@@ -47,29 +47,17 @@ class Tempered(likelihoods.Categorical):
         return super().forward(f / 2, y)
 
 
-class Moved(nn.Module):
-    """A module around a model that gives it other inputs."""
+class Wrapped(nn.Module):
+    """A module around a model that gives it other inputs and fixes some sites."""
 
-    def __init__(self, model):
+    def __init__(self, model, shift=0.0, fixed=()):
         super().__init__()
-        self.model = model
+        self.model, self.shift, self.fixed = model, shift, dict(fixed)
         self.likelihood = model.likelihood
 
     def forward(self, x, y=None):
-        return self.model(x + 1.0, y)
-
-
-class Conditioned(nn.Module):
-    """A module that fixes a site of the model."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.likelihood = model.likelihood
-
-    def forward(self, x, y=None):
-        with poutine.condition(data={"4.bias": torch.full((CLASSES,), 5.0)}):
-            return self.model(x, y)
+        with poutine.condition(data=self.fixed):
+            return self.model(x + self.shift, y)
 
 
 def scaled(model):
@@ -81,85 +69,77 @@ def hidden(model):
     return AutoRadial(poutine.block(model, hide=["4.weight", "precision"]))
 
 
-def network(model=None, net=mlp, prior=None, likelihood=None, guide=AutoRadial, by_network=True, chunk_size=9):
-    """A case: what is made, and whether its network is to run alone."""
-    return {
-        "wrap": model or (lambda model: model),
-        "net": net,
-        "prior": prior or (lambda: dist.Normal(0.0, 1.0)),
-        "likelihood": likelihood or likelihoods.Categorical,
-        "guide": guide,
-        "by_network": by_network,
-        "chunk_size": chunk_size,
-    }
-
-
 def random_noise():
     return likelihoods.Gaussian(precision_prior=GAMMA)
 
 
-CASES = {
-    "radial": network(),
-    "mean field": network(guide=AutoMeanField),
-    "Pyro's guide": network(guide=AutoNormal),
-    "several sites a parameter": network(prior=lambda: RadialDirectionalPrior("row"), guide=AutoRadialDirectional),
-    "learned prior": network(prior=LearnedScale),
-    "random noise": network(likelihood=random_noise),
-    "what the guide leaves out": network(likelihood=random_noise, guide=hidden),
-    "chain": network(PriorChain),
-    "swapped prior": network(lambda m: swap_prior(m, {"4.bias": dist.Normal(torch.ones(CLASSES), 0.1).to_event(1)})),
-    "heads": network(net=lambda: MultiHead(nn.Linear(2, 4), [nn.Linear(4, CLASSES), nn.Linear(4, CLASSES)])),
-    # In one pass, since the targets of a pass, which the network alone does not sample, come before the next.
-    "noise within": network(net=Noisy, chunk_size=500),
-    "noise within and in the likelihood": network(net=Noisy, likelihood=random_noise, chunk_size=500),
-    "other inputs": network(Moved, by_network=False),
-    "a site fixed": network(Conditioned, by_network=False),
-    "a hook": network(scaled, by_network=False),
-    "a likelihood of its own": network(likelihood=Tempered, by_network=False),
-    "a handler": network(lambda model: poutine.scale(model, 2.0), by_network=False),
+def two_heads():
+    return MultiHead(nn.Linear(2, 4), [nn.Linear(4, CLASSES), nn.Linear(4, CLASSES)])
+
+
+BIAS = torch.full((CLASSES,), 5.0)
+# In one pass, since the targets of a pass, which the network alone does not sample, come before the next.
+ONE_PASS = {"net": Noisy, "chunk_size": 500}
+# What is made, where it differs from a network of classes under a radial guide.
+BY_NETWORK = {
+    "radial": {},
+    "mean field": {"guide": AutoMeanField},
+    "Pyro's guide": {"guide": AutoNormal},
+    "several sites a parameter": {"prior": lambda: RadialDirectionalPrior("row"), "guide": AutoRadialDirectional},
+    "learned prior": {"prior": LearnedScale},
+    "random noise": {"likelihood": random_noise},
+    "what the guide leaves out": {"likelihood": random_noise, "guide": hidden},
+    "chain": {"wrap": PriorChain},
+    "swapped prior": {"wrap": lambda model: swap_prior(model, {"4.bias": dist.Normal(BIAS, 0.1).to_event(1)})},
+    "heads": {"net": two_heads},
+    "noise within": ONE_PASS,
+    "noise within and in the likelihood": {**ONE_PASS, "likelihood": random_noise},
+}
+BY_MODEL = {
+    "other inputs": {"wrap": lambda model: Wrapped(model, shift=1.0)},
+    "a site fixed": {"wrap": lambda model: Wrapped(model, fixed={"4.bias": BIAS})},
+    "a hook": {"wrap": scaled},
+    "a likelihood of its own": {"likelihood": Tempered},
+    "a handler": {"wrap": lambda model: poutine.scale(model, 2.0)},
 }
 
 
-def made(case):
+def problem(wrap=lambda model: model, net=mlp, prior=lambda: dist.Normal(0.0, 1.0), likelihood=None, guide=AutoRadial):
     pyro.set_rng_seed(0)
-    likelihood = case["likelihood"]()
-    model = case["wrap"](SupervisedModel(BayesianModule(case["net"](), case["prior"]()), likelihood))
-    guide = case["guide"](model)
+    likelihood = (likelihood or likelihoods.Categorical)()
+    model = wrap(SupervisedModel(BayesianModule(net(), prior()), likelihood))
+    guide = guide(model)
     y = torch.zeros(POINTS, CLASSES) if isinstance(likelihood, likelihoods.Gaussian) else torch.zeros(POINTS).long()
     guide(X, y)
     return model, guide
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", BY_NETWORK | BY_MODEL)
 def test_predictions_are_those_of_runs_of_the_model_bit_by_bit(kind, monkeypatch):
-    case = CASES[kind]
-    used = []
-    run = PREDICT_MODULE._NetworkRun
-    monkeypatch.setattr(run, "values", spying(run.values, used))
-    model, guide = made(case)
-    size = case["chunk_size"]
-    found = draws(model, guide, chunk_size=size)
+    options = {"chunk_size": 9, **(BY_NETWORK | BY_MODEL)[kind]}
+    size = options.pop("chunk_size")
+    rows, values = [], PREDICT_MODULE._NetworkRun.values
+
+    def counted(self, inputs):
+        rows.append(len(inputs))
+        return values(self, inputs)
+
+    monkeypatch.setattr(PREDICT_MODULE._NetworkRun, "values", counted)
+    model, guide = problem(**options)
+    prediction = draws(model, guide, chunk_size=size)
     state = torch.get_rng_state()
-    assert len(used) == (6 * -(-POINTS // size) if case["by_network"] else 0)
+    assert len(rows) == (6 * -(-POINTS // size) if kind in BY_NETWORK else 0)
     monkeypatch.setattr(PREDICT_MODULE, "find_network", lambda model: None)
     expected = draws(model, guide, chunk_size=size)
-    assert torch.equal(found.samples, expected.samples)
-    assert found.noise.keys() == expected.noise.keys()
-    assert all(torch.equal(found.noise[name], value) for name, value in expected.noise.items())
+    assert torch.equal(prediction.samples, expected.samples)
+    assert prediction.noise.keys() == expected.noise.keys()
+    assert all(torch.equal(prediction.noise[name], value) for name, value in expected.noise.items())
     assert torch.equal(torch.get_rng_state(), state)
-    assert float((found.samples[0] - found.samples[1]).abs().max()) > 1e-4
-
-
-def spying(method, used):
-    def values(self, inputs):
-        used.append(len(inputs))
-        return method(self, inputs)
-
-    return values
+    assert float((prediction.samples[0] - prediction.samples[1]).abs().max()) > 1e-4
 
 
 def test_a_handler_around_the_call_acts_on_every_draw():
-    model, guide = made(network(likelihood=likelihoods.Gaussian))
+    model, guide = problem(likelihood=likelihoods.Gaussian)
     with mean_only():
         samples = draws(model, guide).samples
     with torch.no_grad():

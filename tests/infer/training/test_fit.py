@@ -39,7 +39,10 @@ def test_one_of_several_processes_is_sent_to_the_page_on_them(joined, monkeypatc
 
 def test_a_single_process_of_a_launcher_trains(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert len(trained(*problem())[1].history) == FIT["epochs"]
+    _, result = trained(*problem())
+    assert len(result.history) == FIT["epochs"]
+    # Without validation the last epoch counts.
+    assert (result.best_epoch, result.stopped_early) == (2, False)
 
 
 def test_the_page_on_scale_has_the_section_that_the_error_names():
@@ -72,11 +75,6 @@ def test_the_best_parameters_come_back_and_patience_counts_epochs_without_a_bett
     assert (result.best_epoch, result.stopped_early) == (1, True)
     assert_same(state, epochs[1])
     assert any(not torch.equal(epochs[3][name], value) for name, value in state.items())
-
-
-def test_without_validation_the_last_epoch_counts():
-    _, result = trained(*problem())
-    assert (result.best_epoch, result.stopped_early) == (2, False)
 
 
 def test_a_callback_gets_each_record_and_stops_the_training():
@@ -137,10 +135,7 @@ def infinity_in(rows):
     ("settings", "message"),
     [
         ({"data": nan_in([4, 7])}, "data: x must not hold NaN, got NaN in 2 of 20 rows, first in row 4"),
-        (
-            {"data": TensorDataset(*nan_in([4, 7]))},
-            r"data: x .* got NaN in \d of \d rows, first in row [47]",
-        ),
+        ({"data": TensorDataset(*nan_in([4, 7]))}, r"data: x .* got NaN in \d of \d rows, first in row [47]"),
         ({"validation": nan_in([19])}, "validation: x must not hold NaN, got NaN in 1 of 20 rows, first in row 19"),
         ({"data": DataLoader(Stream())}, "data must be a map-style Dataset"),
         ({"data": infinity_in([4, 7])}, "data: x must not hold infinity, got infinity in 2 of 20 rows, first in row 4"),

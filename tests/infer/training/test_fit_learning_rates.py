@@ -16,16 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from pyro_radial import AutoMeanField, AutoRadial
 from pyro_radial.infer.training.training_run import TrainingRun
-from tests.helpers.runs import (
-    ROWS,
-    STEPS_PER_EPOCH,
-    assert_same,
-    data,
-    function_problem,
-    problem,
-    state_of,
-    trained,
-)
+from tests.helpers.runs import ROWS, STEPS_PER_EPOCH, assert_same, data, function_problem, problem, state_of, trained
 
 
 @pytest.fixture
@@ -73,11 +64,22 @@ def test_a_rate_of_zero_holds_what_it_is_the_rate_of(make):
         assert torch.equal(state[name], value) == any(part in name for part in still), name
 
 
-def test_a_schedule_multiplies_the_rate_of_each_group(taken):
-    trained(*problem(), optim=scales_at(1e-2, 3e-3), scheduler=partial(StepLR, step_size=1, gamma=0.5))
+COSINE = {"scheduler": partial(CosineAnnealingLR, T_max=3 * STEPS_PER_EPOCH), "scheduler_interval": "step"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        ({"scheduler": partial(StepLR, step_size=1, gamma=0.5)}, lambda step: 0.5 ** (step // STEPS_PER_EPOCH)),
+        (COSINE, lambda step: 0.5 * (1 + math.cos(math.pi * step / (3 * STEPS_PER_EPOCH)))),
+    ],
+    ids=["after epochs", "after steps, to zero"],
+)
+def test_a_schedule_multiplies_the_rate_of_each_group(schedule, factor, taken):
+    trained(*problem(), optim=scales_at(1e-2, 3e-3), **schedule)
+    assert len(taken) == 3 * STEPS_PER_EPOCH
     for step, (others, scales) in enumerate(taken):
-        factor = 0.5 ** (step // STEPS_PER_EPOCH)
-        assert (others, scales) == pytest.approx((3e-3 * factor, 1e-2 * factor))
+        assert (others, scales) == pytest.approx((3e-3 * factor(step), 1e-2 * factor(step)), rel=1e-6)
 
 
 # ------------------------------------------------------------------------------------ what a rate of scales means
@@ -108,20 +110,8 @@ def test_a_step_of_scales_is_one_of_their_logarithm_times_the_slope_of_softplus(
 # -------------------------------------------------------------------------------------------------- step by step
 
 
-def test_a_cosine_falls_to_zero_step_by_step_in_each_group(taken):
-    steps = 3 * STEPS_PER_EPOCH
-    rate = {"scheduler": partial(CosineAnnealingLR, T_max=steps), "scheduler_interval": "step"}
-    model, guide = problem()
-    trained(model, guide, optim=scales_at(1e-2, 3e-3), **rate)
-    assert len(taken) == steps
-    for step, (others, scales) in enumerate(taken):
-        share = 0.5 * (1 + math.cos(math.pi * step / steps))
-        assert (others, scales) == pytest.approx((3e-3 * share, 1e-2 * share), rel=1e-6)
-
-
 def test_a_cosine_by_its_name_counts_the_steps_of_the_run():
-    by_hand = {"scheduler": partial(CosineAnnealingLR, T_max=3 * STEPS_PER_EPOCH), "scheduler_interval": "step"}
-    expected, _ = trained(*problem(), optim=scales_at(1e-2, 3e-3), **by_hand)
+    expected, _ = trained(*problem(), optim=scales_at(1e-2, 3e-3), **COSINE)
     assert_same(trained(*problem(), optim=scales_at(1e-2, 3e-3), scheduler="cosine")[0], expected)
     with pytest.raises(ValueError, match=r"scheduler must be a function from .*, or 'cosine', got str"):
         trained(*problem(), scheduler="linear")

@@ -14,7 +14,7 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, NaturalGradie
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty.metrics import accuracy
 
-X = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+X = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :1] * X[:, 1:2] > 0).long().squeeze(-1) + 2 * (X[:, 2] > 0).long()
 
 
@@ -26,8 +26,8 @@ def trained():
     """A plain network that knows most of the rows."""
     torch.manual_seed(1)
     net = network()
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(300):
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
+    for _ in range(150):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(X), Y).backward()
         optimizer.step()
@@ -39,7 +39,7 @@ def accuracy_after_an_epoch(net, prior, guide_type):
     pyro.set_rng_seed(2)
     model = SupervisedModel(BayesianModule(net, prior), likelihoods.Categorical())
     guide = guide_type(model)
-    fit(model, guide, (X, Y), epochs=1, batch_size=40, optim=NaturalGradient(), seed=0, progress=False)
+    fit(model, guide, (X, Y), epochs=1, batch_size=20, optim=NaturalGradient(), seed=0, progress=False)
     return float(accuracy(net(X).softmax(-1), Y)), float(accuracy(predict(model, guide, X, 32).mean, Y))
 
 

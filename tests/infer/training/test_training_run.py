@@ -75,11 +75,7 @@ SCENARIOS = {
     ),
     "extra state, means first, momentum": (
         described_problem,
-        {
-            "validation": data(9, seed=4),
-            "mean_only_epochs": 1,
-            "optim": partial(SGD, lr=1e-3, momentum=0.9),
-        },
+        {"validation": data(9, seed=4), "mean_only_epochs": 1, "optim": partial(SGD, lr=1e-3, momentum=0.9)},
     ),
     "model function, milestones": (function_problem, {"scheduler": partial(MultiStepLR, milestones=[1, 2])}),
     "vectorized, scheduled": (
@@ -122,12 +118,7 @@ SCENARIOS = {
     ),
 }
 # (method, call, when): inside a step, between steps, between the last step of an epoch and its end, between epochs.
-KILLS = [
-    ("gradients", 3, "after"),
-    ("step", 7, "after"),
-    ("end_epoch", 1, "before"),
-    ("end_epoch", 2, "after"),
-]
+KILLS = [("gradients", 3, "after"), ("step", 7, "after"), ("end_epoch", 1, "before"), ("end_epoch", 2, "after")]
 CASES = list(zip(SCENARIOS, itertools.cycle(KILLS), strict=False))
 
 
@@ -267,16 +258,6 @@ def test_what_a_loss_draws_at_its_first_call_leaves_the_random_numbers_of_the_st
     assert_same(*states)
 
 
-def test_a_run_stopped_by_its_callback_stays_stopped_when_resumed(tmp_path):
-    kept = {"checkpoint": tmp_path / "run.pt", "callback": lambda record: record["epoch"] == 1}
-    state, result = trained(*problem(), **kept)
-    assert result.stopped_early
-    assert len(result.history) == 2
-    again_state, again = trained(*problem(), **kept)
-    assert again == result
-    assert_same(again_state, state)
-
-
 class FifthCall(Counting):
     """A callback that stops at its fifth call."""
 
@@ -300,6 +281,8 @@ def test_a_run_that_stops_at_its_callbacks_fifth_call_does_so_after_a_resume(for
     assert len(resumed.history) == 5
     assert resumed == result
     assert_same(resumed_state, state)
+    # It stays stopped.
+    assert trained(*problem(), callback=callback(), checkpoint=tmp_path / "run.pt", **settings)[1] == result
 
 
 def test_a_callback_that_cannot_take_up_the_saved_state_is_refused_and_changes_nothing(tmp_path):
@@ -313,12 +296,28 @@ def test_a_callback_that_cannot_take_up_the_saved_state_is_refused_and_changes_n
     assert_same(guide.state_dict(), before)
 
 
-def test_a_pyro_scheduler_trains_as_its_torch_one_does():
-    state, result = run("pyro scheduler")
-    torch.manual_seed(8)
-    other, expected = trained(*problem(), optim=partial(SGD, lr=1e-3), scheduler=partial(ExponentialLR, gamma=0.1))
+MOMENTUM = {"lr": 1e-3, "momentum": 0.9, "nesterov": True}
+PYRO_AND_TORCH = {
+    "optimizer": (
+        {"optim": pyro.optim.Adam({"lr": 0.02, "betas": (0.8, 0.9)})},
+        {"optim": partial(Adam, lr=0.02, betas=(0.8, 0.9), fused=True)},
+    ),
+    "momentum after pretraining": (
+        {"optim": pyro.optim.SGD(MOMENTUM), "mean_only_epochs": 1},
+        {"optim": partial(SGD, **MOMENTUM), "mean_only_epochs": 1},
+    ),
+    "scheduler": (
+        SCENARIOS["pyro scheduler"][1],
+        {"optim": partial(SGD, lr=1e-3), "scheduler": partial(ExponentialLR, gamma=0.1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PYRO_AND_TORCH)
+def test_what_is_of_pyro_trains_as_its_torch_counterpart_does(kind):
+    (state, result), (expected_state, expected) = (trained(*problem(), **settings) for settings in PYRO_AND_TORCH[kind])
     assert result == expected
-    assert_same(state, other)
+    assert_same(state, expected_state)
 
 
 @pytest.mark.parametrize(
@@ -444,17 +443,3 @@ def test_the_loss_of_pretraining_is_that_of_the_mean_network():
     # Batches are summed in another order than the whole.
     assert result.history[0]["nll"] == pytest.approx(expected, rel=1e-5)
     assert result.history[0]["loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_scales_join_an_optimizer_with_momentum_after_pretraining():
-    settings = {"lr": 1e-3, "momentum": 0.9, "nesterov": True}
-    state, _ = trained(*problem(), optim=pyro.optim.SGD(settings), mean_only_epochs=1, epochs=2)
-    other, _ = trained(*problem(), optim=partial(SGD, **settings), mean_only_epochs=1, epochs=2)
-    assert_same(state, other)
-
-
-def test_a_pyro_optimizer_trains_as_its_torch_one_does():
-    state, result = trained(*problem(), optim=partial(Adam, lr=0.02, betas=(0.8, 0.9), fused=True))
-    other, other_result = trained(*problem(), optim=pyro.optim.Adam({"lr": 0.02, "betas": (0.8, 0.9)}))
-    assert other_result == result
-    assert_same(other, state)
