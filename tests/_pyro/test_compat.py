@@ -71,23 +71,21 @@ def test_standard_gamma_draws_each_shape_s_own_and_has_a_batching_rule():
     torch.testing.assert_close(draws.var(0), shapes, rtol=0.1, atol=0.0)
 
 
-def test_deterministic_sites_are_told_from_observations():
+def test_kinds_of_sites_are_told_apart():
     def model():
         pyro.deterministic("f", torch.zeros(2))
-        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 5, subsample_size=2):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
 
     nodes = pyro.poutine.trace(model).get_trace().nodes
-    assert compat.is_deterministic(nodes["f"])
-    assert not compat.is_deterministic(nodes["y"])
 
+    def chosen(function):
+        return [name for name in ("f", "w", "rows", "y") if function(nodes[name])]
 
-def test_the_rows_of_a_plate_are_told_from_other_sites():
-    def model():
-        with pyro.plate("data", 5, subsample_size=2):
-            pyro.sample("y", dist.Normal(0.0, 1.0))
-
-    nodes = pyro.poutine.trace(model).get_trace().nodes
-    assert [name for name in ("data", "y") if compat.is_subsample(nodes[name])] == ["data"]
+    assert chosen(compat.is_deterministic) == ["f"]
+    assert chosen(compat.is_subsample) == ["rows"]
+    assert chosen(compat.prototype_hide_fn) == ["f", "rows", "y"]
 
 
 def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
@@ -110,18 +108,6 @@ def test_hooks_of_a_call_are_seen(register):
     assert compat.has_hooks(module)
     handle.remove()
     assert not compat.has_hooks(module)
-
-
-def test_the_hide_function_keeps_latent_sites_alone():
-    def model():
-        pyro.sample("w", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
-        with pyro.plate("rows", 5, subsample_size=2):
-            pass
-
-    nodes = pyro.poutine.trace(model).get_trace().nodes
-    hidden = {name: compat.prototype_hide_fn(nodes[name]) for name in ("w", "y", "rows")}
-    assert hidden == {"w": False, "y": True, "rows": True}
 
 
 def test_a_module_has_a_name_in_the_store_and_may_get_another():
@@ -272,13 +258,10 @@ def test_pyros_losses_can_be_evaluated_without_a_look_at_a_value():
         assert usual.count > 0
 
 
-def test_handlers_around_are_seen():
+def test_handlers_around_are_seen_and_forgotten_ones_and_plates_are_left():
     assert not compat.handlers_around()
     with pyro.poutine.scale(scale=2.0):
         assert compat.handlers_around()
-
-
-def test_forgotten_handlers_and_plates_are_left():
     stack, plates = pyro.poutine.runtime._PYRO_STACK, pyro.poutine.runtime._DIM_ALLOCATOR._stack
     stack.append("handler")
     plates.append("plate")

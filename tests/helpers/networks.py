@@ -43,6 +43,19 @@ def data(size: int = 10) -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] > 0).long()
 
 
+class Net(nn.Module):
+    """Layers by name, and a function of the network and its inputs that says how it calls them."""
+
+    def __init__(self, call, **layers):
+        super().__init__()
+        self.call = call
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, *inputs, **inputs_by_name):
+        return self.call(self, *inputs, **inputs_by_name)
+
+
 class Encoder(nn.Module):
     """A layer of a transformer on sequences ``[B, T, 4]``, with two outputs."""
 

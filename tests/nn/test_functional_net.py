@@ -3,6 +3,7 @@
 
 """Each layer under N draws gives what a Python loop over N plain networks gives."""
 
+import itertools
 import logging
 import warnings
 from collections import OrderedDict
@@ -20,46 +21,31 @@ from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
-from tests.helpers.networks import at, call_with, draws_of
+from tests.helpers.networks import Net, at, call_with, draws_of
 
 
-class TiedLanguageModel(nn.Module):
-    """The output layer uses the embedding's matrix."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(7, 4)
-        self.hidden = nn.Linear(4, 4)
-        self.output = nn.Linear(4, 7)
-        self.output.weight = self.embedding.weight
-
-    def forward(self, x):
-        return self.output(self.hidden(self.embedding(x)).tanh())
+def tied_language_model():
+    """Its output layer uses the embedding's matrix."""
+    layers = {"embedding": nn.Embedding(7, 4), "hidden": nn.Linear(4, 4), "output": nn.Linear(4, 7)}
+    net = Net(lambda net, x: net.output(net.hidden(net.embedding(x)).tanh()), **layers)
+    net.output.weight = net.embedding.weight
+    return net
 
 
-class Unrolled(nn.Module):
+def unrolled(cell):
     """A recurrent cell in a Python loop."""
 
-    def __init__(self, cell, size=3):
-        super().__init__()
-        self.cell = cell
-        self.size = size
-
-    def forward(self, x):
-        state = x.new_zeros(x.shape[0], self.size)
+    def call(net, x):
+        state = x.new_zeros(len(x), 3)
         for step in x.unbind(1):
-            state = self.cell(step, state)
+            state = net.cell(step, state)
         return state
 
+    return Net(call, cell=cell)
 
-class ManyOutputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
 
-    def forward(self, x, shift=0.0):
-        y = self.layer(x) + shift
-        return {"y": y, "rest": [y.sum(-1), (None, 3, y.exp())]}
+def last_step(rnn):
+    return Net(lambda net, x: net.rnn(x)[0][:, -1], rnn=rnn)
 
 
 class Scores(NamedTuple):
@@ -68,37 +54,18 @@ class Scores(NamedTuple):
     rest: OrderedDict
 
 
-class NamedOutputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
+def many_outputs():
+    def call(net, x):
+        y = net.layer(x)
+        return Scores(y, None, OrderedDict(last=[y.sum(-1), ({"exp": y.exp()}, 3)], most=y.max(-1)))
 
-    def forward(self, x):
-        y = self.layer(x)
-        return Scores(y, None, OrderedDict(last=y.exp(), most=y.max(-1)))
+    return Net(call, layer=nn.Linear(3, 2))
 
 
-class SelfAttention(nn.Module):
-    """Attention whose second output is None."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x):
-        return self.attention(x, x, x, need_weights=False)
-
-
-class ValueDependent(nn.Module):
-    """vmap cannot batch a branch on a tensor's value."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x):
-        y = self.layer(x)
-        return y if y.sum() > 0 else 2 * y
+def self_attention():
+    """Its second output is None."""
+    layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    return Net(lambda net, x: net.layer(x, x, x, need_weights=False), layer=layer)
 
 
 def encoder():
@@ -116,15 +83,15 @@ CASES = {
     "conv-transposed": (lambda: nn.ConvTranspose2d(2, 3, 2), IMAGE),
     "embedding": (lambda: nn.Embedding(7, 4), None),
     "embedding-padded": (lambda: nn.Embedding(7, 4, padding_idx=0), None),
-    "tied": (TiedLanguageModel, None),
-    "attention": (SelfAttention, (5, 3, 4)),
+    "tied": (tied_language_model, None),
+    "attention": (self_attention, (5, 3, 4)),
     "transformer-layer": (encoder, (5, 3, 4)),
     "transformer": (lambda: nn.TransformerEncoder(encoder(), 2), (5, 3, 4)),
     "lstm": (lambda: nn.LSTM(3, 4, num_layers=2, batch_first=True), (5, 6, 3)),
     "gru": (lambda: nn.GRU(3, 4, bidirectional=True), (6, 5, 3)),
-    "rnn-inside": (lambda: Wrapped(nn.RNN(3, 4, batch_first=True)), (5, 6, 3)),
-    "gru-cell": (lambda: Unrolled(nn.GRUCell(3, 3)), (5, 6, 3)),
-    "rnn-cell": (lambda: Unrolled(nn.RNNCell(3, 3)), (5, 6, 3)),
+    "rnn-inside": (lambda: last_step(nn.RNN(3, 4, batch_first=True)), (5, 6, 3)),
+    "gru-cell": (lambda: unrolled(nn.GRUCell(3, 3)), (5, 6, 3)),
+    "rnn-cell": (lambda: unrolled(nn.RNNCell(3, 3)), (5, 6, 3)),
     "batchnorm1d": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), (5, 3)),
     "batchnorm2d": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), IMAGE),
     "groupnorm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), IMAGE),
@@ -132,18 +99,8 @@ CASES = {
     "rmsnorm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4)), (5, 3)),
     "prelu": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()), (5, 3)),
     "weight-norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), (5, 3)),
-    "many-outputs": (ManyOutputs, (5, 3)),
-    "named-outputs": (NamedOutputs, (5, 3)),
+    "many-outputs": (many_outputs, (5, 3)),
 }
-
-
-class Wrapped(nn.Module):
-    def __init__(self, rnn):
-        super().__init__()
-        self.rnn = rnn
-
-    def forward(self, x):
-        return self.rnn(x)[0][:, -1]
 
 
 def tensors_in(output):
@@ -164,43 +121,26 @@ def assert_draws_match_a_loop(bnn, x, lead=(4,)):
     draws = draws_of(bnn, *lead)
     together = tensors_in(call_with(bnn, draws, x))
     assert together
-    for index in torch.cartesian_prod(*(torch.arange(size) for size in lead)).reshape(-1, len(lead)).tolist():
-        plain = bnn.to_module(at(draws, *index))
-        alone = tensors_in(plain(x))
-        assert len(alone) == len(together)
+    for index in itertools.product(*map(range, lead)):
+        alone = tensors_in(bnn.to_module(at(draws, *index))(x))
         for many, one in zip(together, alone, strict=True):
             assert many.shape == (*lead, *one.shape)
-            torch.testing.assert_close(many[tuple(index)], one, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(many[index], one, atol=1e-5, rtol=1e-4)
+
+
+DRAWS = [
+    *((name, (4,), False) for name in CASES),
+    *((name, (4,), True) for name in ("linear", "transformer-layer", "attention", "tied", "groupnorm")),
+    *((name, (2, 3), False) for name in ("conv2d", "tied", "lstm")),
+    *((name, (), False) for name in ("linear", "tied", "lstm", "batchnorm1d", "many-outputs")),
+]
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop.*_weight_norm")
-@pytest.mark.parametrize("name", CASES)
-def test_draws_match_a_loop_in_eval_mode(name):
+@pytest.mark.parametrize(("name", "lead", "training"), DRAWS)
+def test_draws_match_a_loop_over_plain_networks(name, lead, training):
     make, shape = CASES[name]
-    bnn = BayesianModule(make().eval())
-    assert_draws_match_a_loop(bnn, example(shape))
-
-
-@pytest.mark.parametrize("name", ["linear", "transformer-layer", "attention", "tied", "groupnorm"])
-def test_draws_match_a_loop_in_train_mode(name):
-    make, shape = CASES[name]
-    assert_draws_match_a_loop(BayesianModule(make().train()), example(shape))
-
-
-@pytest.mark.parametrize("name", ["conv2d", "tied", "lstm"])
-def test_several_dims_of_draws_come_back_as_several_dims(name):
-    make, shape = CASES[name]
-    assert_draws_match_a_loop(BayesianModule(make().eval()), example(shape), lead=(2, 3))
-
-
-@pytest.mark.parametrize("name", ["linear", "tied", "lstm", "batchnorm1d", "named-outputs"])
-def test_one_draw_equals_the_plain_network(name):
-    make, shape = CASES[name]
-    bnn, x = BayesianModule(make().eval()), example(shape)
-    draw = draws_of(bnn)
-    expected = tensors_in(bnn.to_module(draw)(x))
-    for ours, theirs in zip(tensors_in(call_with(bnn, draw, x)), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    assert_draws_match_a_loop(BayesianModule(make().train(training)), example(shape), lead)
 
 
 def test_sites_without_draws_are_shared():
@@ -212,7 +152,7 @@ def test_sites_without_draws_are_shared():
 
 
 def test_a_tied_parameter_is_one_site_and_one_tensor():
-    bnn = BayesianModule(TiedLanguageModel())
+    bnn = BayesianModule(tied_language_model())
     assert bnn.sites == ("embedding.weight", "hidden.weight", "hidden.bias", "output.bias")
     plain = bnn.to_module(draws_of(bnn))
     assert plain.output.weight is plain.embedding.weight
@@ -227,9 +167,13 @@ def test_recurrent_layers_run_as_a_loop_and_the_log_says_so(name, caplog):
 
 
 def test_a_network_that_vmap_refuses_falls_back_to_the_loop_and_says_so_once():
-    bnn, x = BayesianModule(ValueDependent()), torch.randn(5, 3)
+    def call(net, x):
+        y = net.layer(x)
+        return y if y.sum() > 0 else 2 * y
+
+    bnn, x = BayesianModule(Net(call, layer=nn.Linear(3, 2))), torch.randn(5, 3)
     draws = draws_of(bnn, 3)
-    with pytest.warns(UserWarning, match="cannot batch ValueDependent"):
+    with pytest.warns(UserWarning, match="cannot batch Net"):
         output = call_with(bnn, draws, x)
     assert bnn.batching == "loop"
     torch.testing.assert_close(output[1], bnn.to_module(at(draws, 1))(x))
@@ -247,7 +191,7 @@ def test_a_mistake_in_the_call_is_not_taken_for_a_lack_of_batching():
 
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
 def test_an_output_keeps_its_kinds_and_what_is_no_tensor(batching):
-    bnn, x = BayesianModule(NamedOutputs()), torch.randn(5, 3)
+    bnn, x = BayesianModule(many_outputs()), torch.randn(5, 3)
     bnn._functional.batching = batching
     output = call_with(bnn, draws_of(bnn, 4), x)
     assert type(output) is Scores
@@ -258,19 +202,14 @@ def test_an_output_keeps_its_kinds_and_what_is_no_tensor(batching):
 
 
 def test_an_output_that_hides_tensors_is_refused():
-    class Odd(nn.Linear):
-        def forward(self, x):
-            return {super().forward(x).sum()}
-
-    bnn = BayesianModule(Odd(3, 2))
+    bnn = BayesianModule(Net(lambda net, x: {net.layer(x).sum()}, layer=nn.Linear(3, 2)))
     with pytest.raises(TypeError, match="several draws, got set"):
         call_with(bnn, draws_of(bnn, 3), torch.randn(5, 3))
 
 
 @pytest.mark.parametrize("name", ["linear", "lstm"])
 def test_dropout_differs_between_draws(name):
-    rnn = nn.LSTM(3, 8, batch_first=True)
-    body = Wrapped(rnn) if name == "lstm" else nn.Linear(3, 8)
+    body = last_step(nn.LSTM(3, 8, batch_first=True)) if name == "lstm" else nn.Linear(3, 8)
     bnn = BayesianModule(nn.Sequential(body, nn.Dropout(0.5)))
     x = torch.randn(6, 4, 3) if name == "lstm" else torch.randn(6, 3)
     same = {site: value.expand(3, *value.shape).contiguous() for site, value in draws_of(bnn).items()}
@@ -323,42 +262,25 @@ class TestRunningStatistics:
         for name, value in self.statistics(bnn).items():
             assert torch.equal(value, before[name])
 
-    def test_a_buffer_that_is_assigned_anew_is_kept(self):
-        class Counter(nn.Linear):
-            def __init__(self):
-                super().__init__(3, 2)
-                self.register_buffer("calls", torch.zeros(()))
-
-            def forward(self, x):
-                self.calls = self.calls + 1
-                return super().forward(x)
-
-        bnn = BayesianModule(Counter())
-        for _ in range(3):
-            bnn(torch.randn(5, 3))
-        assert bnn.net.calls == 3
-        call_with(bnn, draws_of(bnn, 2), torch.randn(5, 3))
-        assert bnn.net.calls == 3
-
 
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
-def test_a_buffer_written_in_place_is_kept_for_a_single_draw_only(batching):
-    class Counter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 2) if batching == "vmap" else Wrapped(nn.GRU(3, 2))
-            self.register_buffer("calls", torch.zeros(()))
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_buffer_that_a_call_writes_is_kept_for_a_single_draw_only(batching, in_place):
+    def call(net, x):
+        if in_place:
+            net.calls += 1
+        else:
+            net.calls = net.calls + 1
+        return net.layer(x) + net.calls
 
-        def forward(self, x):
-            self.calls += 1
-            return self.layer(x) + self.calls
-
-    bnn, x = BayesianModule(Counter()), torch.randn(5, 4, 3)
-    assert bnn.batching == batching
-    bnn(x)
+    net = Net(call, layer=nn.Linear(3, 2) if batching == "vmap" else last_step(nn.GRU(3, 2)))
+    net.register_buffer("calls", torch.zeros(()))
+    bnn, x = BayesianModule(net), torch.randn(5, 4, 3)
+    for _ in range(2):
+        bnn(x)
     draws = draws_of(bnn, 3)
     output = call_with(bnn, draws, x)
-    assert bnn.net.calls == 1
+    assert bnn.net.calls == 2
     assert bnn.batching == batching
     for index in range(3):
         torch.testing.assert_close(output[index], bnn.to_module(at(draws, index))(x))
@@ -392,6 +314,12 @@ def test_a_setting_with_a_context_variable_may_be_left_by_another_thread():
     assert variable.get() == 0
 
 
+def one_number(net, x):
+    """The mean of the outputs for each point."""
+    output = net.net(x)
+    return (output[0] if isinstance(output, tuple) else output).flatten(1).mean(1, keepdim=True)
+
+
 @pytest.mark.parametrize("name", ["tied", "transformer-layer", "lstm", "batchnorm2d"])
 def test_training_leaves_the_users_network_untouched(name):
     make, shape = CASES[name]
@@ -401,23 +329,13 @@ def test_training_leaves_the_users_network_untouched(name):
     next(net.children(), net).eval()
     before = {key: value.clone() for key, value in net.state_dict().items()}
     modes = [module.training for module in net.modules()]
-    bnn = BayesianModule(nn.Sequential(net, First()))
+    bnn = BayesianModule(Net(one_number, net=net))
     model = SupervisedModel(bnn, likelihoods.Gaussian(num_data=20, event_dim=1))
     svi = SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    y = torch.zeros(5, 1)
-    x = x if name != "batchnorm2d" else x[:5]
     for _ in range(2):
-        svi.step(x, y)
+        svi.step(x, torch.zeros(5, 1))
     bnn.eval()
     assert [module.training for module in net.modules()] == modes
     for key, value in net.state_dict().items():
         assert torch.equal(value, before[key]), key
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in net.parameters())
-
-
-class First(nn.Module):
-    """One number for each point."""
-
-    def forward(self, output):
-        output = output[0] if isinstance(output, tuple) else output
-        return output.flatten(1).mean(1, keepdim=True)

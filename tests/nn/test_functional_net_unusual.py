@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, fit
 from pyro_radial.nn import likelihoods
+from tests.helpers.networks import Net
 
 X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.linspace(0, 1, 8).reshape(8, 1)
 
@@ -35,24 +36,14 @@ class Checkpointed(nn.Module):
         return self.second(hidden)
 
 
-class InPlace(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.tensor([1.0, 2.0]))
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return self.layer(x.sub_(self.mean).div_(2.0))
-
-
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
 def test_a_network_that_changes_its_inputs_changes_no_rows_of_the_caller(batching):
     torch.manual_seed(0)
-    net, x = InPlace(), torch.randn(5, 2)
-    bnn, rows = BayesianModule(net), x.clone()
+    x = torch.randn(5, 2)
+    bnn, rows = BayesianModule(Net(lambda net, x: net.layer(x.sub_(1.0).div_(2.0)), layer=nn.Linear(2, 1))), x.clone()
     bnn._functional.batching = batching
     weights = {"layer.weight": torch.randn(3, 1, 2), "layer.bias": torch.randn(3, 1)}
-    expected = torch.einsum("ne,soe->sno", (x - net.mean) / 2, weights["layer.weight"]) + weights["layer.bias"][:, None]
+    expected = torch.einsum("ne,soe->sno", (x - 1) / 2, weights["layer.weight"]) + weights["layer.bias"][:, None]
     for _ in range(2):
         torch.testing.assert_close(bnn.at(weights, rows), expected)
         torch.testing.assert_close(bnn.at({name: w[0] for name, w in weights.items()}, rows), expected[0])
@@ -83,15 +74,7 @@ def test_activation_checkpointing_changes_neither_gradients_nor_buffers(options)
 
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_a_random_embedding_with_sparse_gradients_trains(vectorize):
-    class Words(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.linear = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1)
-
-        def forward(self, x):
-            return self.linear(self.embedding(x))
-
-    model = model_of(Words())
+    model = model_of(nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1)))
     loss = TermsELBO(num_particles=2, vectorize_particles=vectorize)
     result = fit(model, AutoMeanField(model), (torch.arange(8) % 5, Y), epochs=2, loss=loss, progress=False)
     assert math.isfinite(result.history[-1]["loss"])
@@ -113,23 +96,18 @@ def test_complex_weights_are_refused_with_the_cure():
         BayesianModule(net)
 
 
-class TestAParameterNamedAsASiteOfTheLikelihood:
-    class Net(nn.Module):
-        def __init__(self, name):
-            super().__init__()
-            self.name = name
-            self.register_parameter(name, nn.Parameter(torch.ones(3)))
+def named_weight(name):
+    return Net(lambda net, x: (x * getattr(net, name)).sum(-1, keepdim=True), **{name: nn.Parameter(torch.ones(3))})
 
-        def forward(self, x):
-            return (x * getattr(self, self.name)).sum(-1, keepdim=True)
 
-    @pytest.mark.parametrize("name", ["f", "y", "data", "noise_scale", "precision"])
-    def test_it_is_refused_and_what_the_error_says_helps(self, name):
-        likelihood = likelihoods.Gaussian(num_data=8, precision_prior=dist.Gamma(1.0, 1.0))
-        with pytest.raises(ValueError, match=rf"got \['{name}'\].*torch.nn.Sequential"):
-            SupervisedModel(BayesianModule(self.Net(name)), likelihood)
-        model = SupervisedModel(BayesianModule(nn.Sequential(self.Net(name))), likelihood)
-        assert TermsELBO()(model, AutoMeanField(model))(X, Y).isfinite()
+@pytest.mark.parametrize("name", ["f", "y", "data", "noise_scale", "precision"])
+def test_a_parameter_named_as_a_site_of_the_likelihood_is_refused_and_the_cure_helps(name):
+    likelihood = likelihoods.Gaussian(num_data=8, precision_prior=dist.Gamma(1.0, 1.0))
+    with pytest.raises(ValueError, match=rf"got \['{name}'\].*torch.nn.Sequential"):
+        SupervisedModel(BayesianModule(named_weight(name)), likelihood)
+    model = SupervisedModel(BayesianModule(nn.Sequential(named_weight(name))), likelihood)
+    assert TermsELBO()(model, AutoMeanField(model))(X, Y).isfinite()
 
-    def test_a_name_that_this_likelihood_does_not_use_is_fine(self):
-        assert model_of(self.Net("precision")).bnn.sites == ("precision",)
+
+def test_a_parameter_named_as_a_site_that_this_likelihood_does_not_use_is_fine():
+    assert model_of(named_weight("precision")).bnn.sites == ("precision",)

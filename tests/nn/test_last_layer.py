@@ -8,17 +8,11 @@ import torch
 from torch import nn
 
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked
+from tests.helpers.networks import Net
 
 
-class Net(nn.Module):
-    """A body, a head, and a function that says how the network calls them."""
-
-    def __init__(self, call):
-        super().__init__()
-        self.body, self.head, self.call = nn.Linear(3, 3), nn.Linear(3, 3), call
-
-    def forward(self, x):
-        return self.call(self, x)
+def body_and_head(call):
+    return Net(call, body=nn.Linear(3, 3), head=nn.Linear(3, 3))
 
 
 def found(net, x):
@@ -36,11 +30,11 @@ def found(net, x):
         (nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)), (None, False)),
         (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0)), (None, False)),
         (nn.Sequential(nn.Linear(3, 2), nn.Identity()), ("0", True)),
-        (Net(lambda net, x: net.head(input=net.body(x))), ("head", True)),
-        (Net(lambda net, x: net.body(net.head(x))), ("body", True)),
-        (Net(lambda net, x: net.head(net.head(x))), ("head", False)),
-        (Net(lambda net, x: {"f": net.head(x)}), (None, False)),
-        (Net(lambda net, x: net.head(x) + net.body(x)), (None, False)),
+        (body_and_head(lambda net, x: net.head(input=net.body(x))), ("head", True)),
+        (body_and_head(lambda net, x: net.body(net.head(x))), ("body", True)),
+        (body_and_head(lambda net, x: net.head(net.head(x))), ("head", False)),
+        (body_and_head(lambda net, x: {"f": net.head(x)}), (None, False)),
+        (body_and_head(lambda net, x: net.head(x) + net.body(x)), (None, False)),
     ],
 )
 def test_the_layer_that_returns_the_networks_own_output_is_found(net, expected):
@@ -48,7 +42,7 @@ def test_the_layer_that_returns_the_networks_own_output_is_found(net, expected):
 
 
 def test_each_run_counts_its_own_calls():
-    net, finder = Net(lambda net, x: net.head(x)), LastLayerFinder()
+    net, finder = body_and_head(lambda net, x: net.head(x)), LastLayerFinder()
     with finder.watching(net):
         net(torch.ones(4, 3))
         net(torch.ones(4, 3))

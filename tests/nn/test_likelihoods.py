@@ -1,9 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Likelihoods: densities in closed form, the scale N/B, noise, links and entropies."""
+"""Likelihoods: densities in closed form, the scale N/B, noise, links and entropies, and what they refuse."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pyro
@@ -11,8 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
-from scipy import stats
+from scipy import optimize, stats
 
 from pyro_radial.nn.likelihoods import (
     Bernoulli,
@@ -41,77 +41,48 @@ def softplus(x):
     return np.log1p(np.exp(x))
 
 
-# Each case: the likelihood, f, y, and the log density of each data point by SciPy or by hand.
-def categorical():
-    f, y = torch.randn(B, 3), torch.randint(0, 3, (B,))
-    return Categorical(num_data=N), f, y, f.log_softmax(-1)[torch.arange(B), y]
-
-
-def categorical_images():
-    f, y = torch.randn(B, 4, 5, 3), torch.randint(0, 3, (B, 4, 5))
+def log_prob_of_images(f, y):
     logs = f - torch.logsumexp(f, -1, keepdim=True)
-    return Categorical(num_data=N, event_dim=3), f, y, logs.gather(-1, y.unsqueeze(-1)).sum((1, 2, 3))
+    return logs.gather(-1, y.unsqueeze(-1)).sum((1, 2, 3))
 
 
-def bernoulli():
-    f, y = torch.randn(B, 2), torch.randint(0, 2, (B, 2))
-    return Bernoulli(num_data=N), f, y, stats.bernoulli.logpmf(y, sigmoid(f)).sum(-1)
+def log_prob_with_two_halves(f, y):
+    return stats.norm.logpdf(y, f[:, :2], softplus(f[:, 2:].numpy()) + 1e-3).sum(-1)
 
 
-def bernoulli_flat():
-    f, y = torch.randn(B), torch.randint(0, 2, (B,)).bool()
-    return Bernoulli(num_data=N, event_dim=0), f, y, stats.bernoulli.logpmf(y.long(), sigmoid(f))
+def log_prob_of_counts(f, y):
+    return stats.nbinom.logpmf(y, 3.0, 3.0 / (3.0 + f.exp().numpy())).sum(-1)
 
 
-def gaussian():
-    f, y = torch.randn(B, 2), torch.randn(B, 2)
-    return Gaussian(num_data=N, scale=0.3), f, y, stats.norm.logpdf(y, f, 0.3).sum(-1)
+# Each case: the likelihood, the dims of f and y beside the batch, how many values y takes, if not all numbers, and the
+# log density of each data point by SciPy or by hand.
+CASES = {
+    "categorical": (Categorical(num_data=N), (3,), (), 3, lambda f, y: f.log_softmax(-1)[torch.arange(B), y]),
+    "images": (Categorical(num_data=N, event_dim=3), (4, 5, 3), (4, 5), 3, log_prob_of_images),
+    "bernoulli": (Bernoulli(num_data=N), (2,), (2,), 2, lambda f, y: stats.bernoulli.logpmf(y, sigmoid(f)).sum(-1)),
+    "flat": (Bernoulli(num_data=N, event_dim=0), (), (), bool, lambda f, y: stats.bernoulli.logpmf(y + 0, sigmoid(f))),
+    "gaussian": (Gaussian(num_data=N, scale=0.3), (2,), (2,), None, lambda f, y: stats.norm.logpdf(y, f, 0.3).sum(-1)),
+    "flat gaussian": (Gaussian(num_data=N, event_dim=0), (), (), None, lambda f, y: stats.norm.logpdf(y, f, 1.0)),
+    "learned": (Gaussian(num_data=N, learn_scale=True), (1,), (1,), None, lambda f, y: stats.norm.logpdf(y, f)[:, 0]),
+    "heteroscedastic": (HeteroscedasticGaussian(num_data=N), (4,), (2,), None, log_prob_with_two_halves),
+    "poisson": (Poisson(num_data=N), (2,), (2,), 5, lambda f, y: stats.poisson.logpmf(y, f.exp().numpy()).sum(-1)),
+    "counts": (NegativeBinomial(num_data=N, concentration=3.0), (2,), (2,), 9, log_prob_of_counts),
+}
+each_case = pytest.mark.parametrize("case", CASES)
 
 
-def gaussian_flat():
-    f, y = torch.randn(B), torch.randn(B)
-    return Gaussian(num_data=N, event_dim=0, scale=0.3), f, y, stats.norm.logpdf(y, f, 0.3)
+def example(case):
+    """A likelihood, outputs, targets and their log densities."""
+    likelihood, f_dims, y_dims, values, log_prob = CASES[case]
+    f, y = torch.randn(B, *f_dims), torch.randn(B, *y_dims)
+    if values:
+        y = torch.randint(0, 2, y.shape).bool() if values is bool else torch.randint(0, values, y.shape)
+    return likelihood, f, y, log_prob(f, y)
 
 
-def gaussian_learned():
-    f, y = torch.randn(B, 1), torch.randn(B, 1)
-    return Gaussian(num_data=N, scale=0.5, learn_scale=True), f, y, stats.norm.logpdf(y, f, 0.5).sum(-1)
-
-
-def heteroscedastic():
-    f, y = torch.randn(B, 4), torch.randn(B, 2)
-    scale = softplus(f[:, 2:].numpy()) + 1e-3
-    return HeteroscedasticGaussian(num_data=N), f, y, stats.norm.logpdf(y, f[:, :2], scale).sum(-1)
-
-
-def poisson():
-    f, y = torch.randn(B, 2), torch.randint(0, 5, (B, 2))
-    return Poisson(num_data=N), f, y, stats.poisson.logpmf(y, f.exp().numpy()).sum(-1)
-
-
-def negative_binomial():
-    f, y = torch.randn(B, 2), torch.randint(0, 9, (B, 2))
-    share = 3.0 / (3.0 + f.exp().numpy())
-    return NegativeBinomial(num_data=N, concentration=3.0), f, y, stats.nbinom.logpmf(y, 3.0, share).sum(-1)
-
-
-CASES = [
-    categorical,
-    categorical_images,
-    bernoulli,
-    bernoulli_flat,
-    gaussian,
-    gaussian_flat,
-    gaussian_learned,
-    heteroscedastic,
-    poisson,
-    negative_binomial,
-]
-
-
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_the_log_likelihood_is_n_over_b_times_the_sum_over_the_batch(case):
-    likelihood, f, y, log_prob = case()
+    likelihood, f, y, log_prob = example(case)
     trace = trace_of(likelihood, f, y)
     assert trace.nodes["y"]["fn"].batch_shape == (B,)
     expected = torch.as_tensor(np.asarray(log_prob)).float()
@@ -119,9 +90,9 @@ def test_the_log_likelihood_is_n_over_b_times_the_sum_over_the_batch(case):
     assert trace.log_prob_sum().item() == pytest.approx(N / B * expected.sum().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_draws_are_scored_one_by_one(case):
-    likelihood, f, y, _ = case()
+    likelihood, f, y, _ = example(case)
     draws = torch.stack([f, f + 0.5, f - 1.0])
     with pyro.plate("particles", 3, dim=-2):
         together = trace_of(likelihood, draws, y)
@@ -132,9 +103,9 @@ def test_draws_are_scored_one_by_one(case):
         torch.testing.assert_close(together.nodes["y"]["log_prob"][index], alone.nodes["y"]["log_prob"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_without_targets_any_number_of_points_is_predicted_at_scale_one(case):
-    likelihood, f, y, _ = case()
+    likelihood, f, y, _ = example(case)
     for points in (f[:1], f, torch.cat([f] * 20)):
         trace = trace_of(likelihood, points)
         assert trace.nodes["y"]["value"].shape == (len(points), *y.shape[1:])
@@ -142,9 +113,9 @@ def test_without_targets_any_number_of_points_is_predicted_at_scale_one(case):
         assert not trace.nodes["y"]["is_observed"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_the_inverse_link_is_the_mean_of_the_observation(case):
-    likelihood, f, _, _ = case()
+    likelihood, f, _, _ = example(case)
     distribution, mean = likelihood.observation(f, **likelihood.noise(f)), likelihood.inverse_link(f)
     if isinstance(likelihood, Categorical):
         base = distribution.base_dist if distribution.event_dim else distribution
@@ -169,6 +140,23 @@ def test_the_distribution_is_in_the_outputs_dtype(dtype):
         assert trace_of(likelihood, output, y).nodes["y"]["log_prob"].dtype == dtype
 
 
+def residuals():
+    """Outputs, targets, and the most likely scale."""
+    y = 0.2 * torch.randn(N, 1)
+    return torch.zeros(N, 1), y, y.square().mean().sqrt().item()
+
+
+def counts():
+    """Outputs, targets, and the most likely concentration."""
+    y = stats.nbinom.rvs(4.0, 4.0 / (4.0 + math.exp(3.0)), size=(N, 1), random_state=0)
+
+    def loss(concentration):
+        return -stats.nbinom.logpmf(y, concentration, concentration / (concentration + math.exp(3.0))).sum()
+
+    result = optimize.minimize_scalar(loss, bounds=(1.0, 20.0), method="bounded")
+    return torch.full((N, 1), 3.0), torch.as_tensor(y), float(result.x)
+
+
 class TestNoise:
     def test_fixed_noise_is_recorded(self):
         trace = trace_of(Gaussian(num_data=N, scale=0.3), torch.randn(B, 1), torch.randn(B, 1))
@@ -176,26 +164,21 @@ class TestNoise:
         assert trace.stochastic_nodes == ["data"]
         assert not trace.param_nodes
 
-    def test_learned_noise_finds_the_residuals_size(self):
-        likelihood, residual = Gaussian(num_data=N, scale=1.0, learn_scale=True), 0.2 * torch.randn(N, 1)
-        svi = SVI(likelihood, lambda f, y: None, pyro.optim.Adam({"lr": 0.02}), Trace_ELBO())
-        for _ in range(300):
-            svi.step(torch.zeros(N, 1), residual)
-        scale = likelihood.noise(residual)["scale"]
-        assert scale.item() == pytest.approx(residual.square().mean().sqrt().item(), rel=0.01)
-        assert list(likelihood.state_dict()) == ["scale_unconstrained"]
-
-    def test_a_learned_concentration_finds_that_of_the_counts(self):
-        torch.manual_seed(0)
-        likelihood = NegativeBinomial(num_data=2_000)
-        f = torch.full((2_000, 1), 3.0)
-        counts = torch.as_tensor(stats.nbinom.rvs(4.0, 4.0 / (4.0 + math.exp(3.0)), size=(2_000, 1), random_state=0))
-        svi = SVI(likelihood, lambda f, y: None, pyro.optim.Adam({"lr": 0.05}), Trace_ELBO())
-        for _ in range(200):
-            svi.step(f, counts)
-        # Its standard error for so many counts is 0.15.
-        assert likelihood.noise(f)["concentration"].item() == pytest.approx(4.0, abs=0.5)
-        assert list(likelihood.state_dict()) == ["concentration_unconstrained"]
+    @pytest.mark.parametrize(
+        ("make", "name", "problem"),
+        [(partial(Gaussian, learn_scale=True), "scale", residuals), (NegativeBinomial, "concentration", counts)],
+    )
+    def test_the_gradient_of_learned_noise_is_zero_where_it_is_most_likely(self, make, name, problem):
+        f, y, most_likely = problem()
+        gradients = []
+        for factor in (2 / 3, 1.0, 1.5):
+            likelihood = make(num_data=N, **{name: factor * most_likely})
+            trace_of(likelihood, f, y).log_prob_sum().backward()
+            ((parameter_name, parameter),) = likelihood.named_parameters()
+            assert parameter_name == f"{name}_unconstrained"
+            gradients.append(parameter.grad.item())
+        assert gradients[0] > 0 > gradients[2]
+        assert abs(gradients[1]) < 1e-3 * gradients[0]
 
     def test_a_given_concentration_is_recorded_and_not_trained(self):
         likelihood = NegativeBinomial(num_data=N, concentration=3.0, learn_concentration=False)
@@ -271,3 +254,78 @@ def test_a_likelihood_of_ones_own_needs_two_methods():
     f, y = torch.randn(B, 1), torch.randn(B, 1)
     expected = N / B * stats.laplace.logpdf(y, f).sum()
     assert trace_of(Laplace(num_data=N), f, y).log_prob_sum().item() == pytest.approx(expected, rel=1e-5)
+
+
+def changed(y, value, *index):
+    """Targets with another value at an index."""
+    y = y.clone()
+    y[index] = value
+    return y
+
+
+LABELS, ZEROS = torch.tensor([0, 1, 2, 0, 0, 1, 2, -5]), torch.zeros(B, 2)
+LABEL = r"y must hold labels from 0 to 2, of 3 classes, for site 'y', got {} at \[4\]"
+COUNT = r"y must hold counts, .* for site 'y', got {} at \[4, 1\]"
+SHAPE, SEQUENCES = r"y must have shape .* site 'y'", r"y must have shape .*; if .* set event_dim=2 in the likelihood"
+MISSING = "y must hold at least one target in each batch, got only missing ones"
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "f_shape", "y", "message"),
+    [
+        *((Categorical(), (B, 3), changed(LABELS, label, 4), LABEL.format(label)) for label in (-1, 3, 7)),
+        *((Poisson(), (B, 2), changed(ZEROS, count, 4, 1), COUNT.format(count)) for count in (-1.0, 1.5)),
+        *((NegativeBinomial(), (B, 2), changed(ZEROS, count, 4, 1), COUNT.format(count)) for count in (-1.0, 1.5)),
+        (HeteroscedasticGaussian(), (B, 3), None, r"even size.* site 'f'"),
+        (Gaussian(), (B, 2), torch.zeros(B), SHAPE),
+        (Gaussian(), (B, 1), torch.zeros(1, B), SHAPE),
+        (Gaussian(), (B, 1), torch.zeros(B, 2), SHAPE),
+        (Gaussian(event_dim=0), (B,), torch.zeros(B, 1), SHAPE),
+        (Gaussian(), (B, 1), torch.zeros(B + 1, 1), SHAPE),
+        (Bernoulli(), (B, 2), torch.zeros(B, 3), SHAPE),
+        (Poisson(), (3, B, 1), torch.zeros(3, B, 1), SHAPE),
+        (HeteroscedasticGaussian(), (B, 2), torch.zeros(B, 2), SHAPE),
+        (Gaussian(), (B, 5, 3), torch.zeros(B, 5, 3), SEQUENCES),
+        (Poisson(), (B, 5, 3), torch.zeros(B, 5), SEQUENCES),
+        (Categorical(), (B, 5, 3), torch.zeros(B, 5).long(), SEQUENCES),
+        (Gaussian(), (3, 2), torch.full((3, 2), math.nan), MISSING),
+        (Categorical(), (3, 2), torch.full((3,), -100), MISSING),
+    ],
+)
+def test_targets_that_do_not_fit_are_named(likelihood, f_shape, y, message):
+    likelihood.num_data = N
+    with pytest.raises(ValueError, match=message):
+        likelihood(torch.zeros(f_shape), y)
+
+
+@pytest.mark.parametrize("make", [Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, NegativeBinomial])
+def test_more_targets_than_num_data_is_named(make):
+    f, y = torch.zeros(B, 2), torch.zeros(B, dtype=torch.long)
+    y = y if make is Categorical else y[:, None].expand(B, 1 if make is HeteroscedasticGaussian else 2)
+    with pytest.raises(ValueError, match=f"num_data must be at least {B}, the number of targets in y, got {B - 1}"):
+        make(num_data=B - 1)(f, y)
+    make(num_data=B - 1)(f)
+
+
+@pytest.mark.parametrize("concentration", [0.0, -1.0, math.inf, math.nan, "2"])
+def test_a_concentration_that_is_not_positive_and_finite_is_named(concentration):
+    with pytest.raises(ValueError, match="concentration must be"):
+        NegativeBinomial(concentration=concentration)
+
+
+GAMMA = dist.Gamma(6.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Two kinds of noise, and distributions that are not of one positive number.
+        {"precision_prior": GAMMA, "scale": 1.0},
+        {"precision_prior": GAMMA, "learn_scale": True},
+        {"precision_prior": dist.Normal(0.0, 1.0)},
+        {"precision_prior": dist.Gamma(torch.ones(2), 1.0)},
+    ],
+)
+def test_a_precision_prior_that_does_not_fit_is_named(options):
+    with pytest.raises(ValueError, match="precision_prior"):
+        Gaussian(**options)

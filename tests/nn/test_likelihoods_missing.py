@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import evaluate
+from tests.helpers.networks import Net
 
 NAN = math.nan
 NUMBERS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -69,30 +70,10 @@ def test_only_minus_100_is_a_missing_label_and_only_nan_another_missing_target()
     torch.testing.assert_close(log_densities(likelihoods.Gaussian(), torch.zeros(2, 1), degrees), expected)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "y"),
-    [(likelihoods.Gaussian(), torch.full((3, 2), NAN)), (likelihoods.Categorical(), torch.full((3,), -100))],
-)
-def test_a_batch_without_any_target_is_refused(likelihood, y):
-    with pytest.raises(ValueError, match="y must hold at least one target in each batch, got only missing ones"):
-        likelihood(torch.zeros(3, 2), y)
-
-
 def test_fit_refuses_nan_among_targets_without_a_name():
     model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian())
     with pytest.raises(ValueError, match=r"data: y must not hold NaN, got NaN in 1 of 3 rows, first in row 1"):
         fit(model, AutoMeanField(model), (NUMBERS, torch.tensor([0.0, NAN, 1.0])), epochs=1, progress=False)
-
-
-class Tokens(nn.Module):
-    """Logits ``[N, T, K]`` for numbers ``[N, T]``."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(1, 3)
-
-    def forward(self, x):
-        return self.linear(x.unsqueeze(-1))
 
 
 @pytest.fixture
@@ -101,7 +82,9 @@ def tokens():
     x, y = torch.randn(8, 5), torch.randint(3, (8, 5))
     y[:, 3:] = -100
     y[0] = -100
-    model = SupervisedModel(BayesianModule(Tokens()), likelihoods.Categorical(event_dim=2))
+    # Logits [N, T, K] for numbers [N, T].
+    net = Net(lambda net, x: net.linear(x.unsqueeze(-1)), linear=nn.Linear(1, 3))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(event_dim=2))
     return x, y, model, AutoMeanField(model)
 
 

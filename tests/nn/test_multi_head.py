@@ -28,139 +28,103 @@ def sites_of(model, *args):
     return poutine.trace(model).get_trace(*args).stochastic_nodes
 
 
-class TestNetwork:
-    def test_it_is_the_head_on_the_trunk(self):
-        net, x = network(), torch.randn(5, 3)
-        assert net.head == 0
-        for index in (0, 2, 1):
-            net.head = index
-            assert torch.equal(net(x), net.heads[index](net.trunk(x)))
-
-    @pytest.mark.parametrize("index", [3, -1])
-    def test_a_head_out_of_range_is_refused(self, index):
-        net = network()
+def test_the_network_is_the_head_on_the_trunk():
+    net, x = network(), torch.randn(5, 3)
+    assert net.head == 0
+    for index in (0, 2, 1):
+        net.head = index
+        assert torch.equal(net(x), net.heads[index](net.trunk(x)))
+    for index in (3, -1):
         with pytest.raises(ValueError, match="index of one of 3 heads"):
             net.head = index
-        assert net.head == 0
-
-    def test_the_head_is_no_part_of_the_state(self):
-        net = network()
-        before = net.state_dict()
-        net.head = 2
-        after = net.state_dict()
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[name], after[name]) for name in before)
-        other = network()
-        other.load_state_dict(after)
-        assert other.head == 0
+    assert net.head == 1
 
 
-class TestSites:
-    @pytest.mark.parametrize("index", [0, 1, 2])
-    def test_the_trunk_and_the_head_in_use_have_sites(self, index):
-        bnn = BayesianModule(network())
-        use_head(bnn, index)
-        assert sites_of(bnn, torch.randn(5, 3)) == TRUNK + head(index)
-        assert bnn.sites_in_use == (*TRUNK, *head(index))
-        assert bnn.sites == (*TRUNK, *head(0), *head(1), *head(2))
-
-    def test_a_head_may_be_looked_under(self):
-        bnn = BayesianModule(network())
-        use_head(bnn, 1, other_heads=[0])
-        with under_head(bnn, 2):
-            assert bnn.sites_in_use == (*TRUNK, *head(2))
-        assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))
-        with under_head(nn.Linear(2, 2), 3):  # No head at all is no other one.
-            pass
-
-    def test_any_network_may_leave_parameters_idle(self):
-        class Halved(nn.Linear):
-            def uses_parameter(self, name):
-                return name == "weight"
-
-        net, x = Halved(3, 2), torch.randn(5, 3)
-        bnn = BayesianModule(net)
-        assert sites_of(bnn, x) == ["weight"]
-        weight = torch.randn(2, 3)
-        torch.testing.assert_close(call_with(bnn, {"weight": weight}, x), x @ weight.T + net.bias)
+def test_the_head_is_no_part_of_the_state():
+    net, other = network(), network()
+    names = list(net.state_dict())
+    net.head = 2
+    assert list(net.state_dict()) == names
+    other.load_state_dict(net.state_dict())
+    assert other.head == 0
 
 
-class TestPredictions:
-    @pytest.mark.parametrize("index", [0, 1])
-    def test_they_are_those_of_the_trunk_with_that_head(self, index):
-        bnn, x = BayesianModule(network()), torch.randn(5, 3)
-        draw = draws_of(bnn)
-        use_head(bnn, index)
-        hidden = torch.tanh(x @ draw[TRUNK[0]].T + draw[TRUNK[1]])
-        weight, bias = (draw[name] for name in head(index))
-        torch.testing.assert_close(call_with(bnn, draw, x), hidden @ weight.T + bias)
-
-    def test_vectorized_particles_are_those_of_a_loop(self):
-        model, (x, y) = classifier(net=network()), data(10)
-        use_head(model, 1)
-        guide = AutoRadial(model, init_stddev=0.3)
-        elbo = TermsELBO(3, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
-        together, _ = next(elbo._get_traces(model, guide, (x, y), {}))
-        f = together.nodes["f"]["value"]
-        assert f.shape == (3, 10, 2)
-        for index in range(3):
-            draw = {name: together.nodes[name]["value"][index, 0] for name in TRUNK + head(1)}
-            torch.testing.assert_close(f[index], call_with(model.bnn, draw, x))
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_the_trunk_and_the_head_in_use_have_sites_and_make_the_output(index):
+    bnn, x = BayesianModule(network()), torch.randn(5, 3)
+    draw = draws_of(bnn)
+    use_head(bnn, index)
+    assert sites_of(bnn, x) == TRUNK + head(index)
+    assert bnn.sites_in_use == (*TRUNK, *head(index))
+    assert bnn.sites == (*TRUNK, *head(0), *head(1), *head(2))
+    hidden = torch.tanh(x @ draw[TRUNK[0]].T + draw[TRUNK[1]])
+    weight, bias = (draw[name] for name in head(index))
+    torch.testing.assert_close(call_with(bnn, draw, x), hidden @ weight.T + bias)
 
 
-class TestGuides:
-    @pytest.mark.parametrize("index", [0, 1])
-    def test_a_guide_and_the_loss_have_the_sites_in_use(self, index):
-        model, (x, y) = classifier(net=network()), data()
-        use_head(model, index)
-        guide = AutoRadial(model)
-        elbo = TermsELBO(strict_kl=True)
-        elbo.differentiable_loss(model, guide, x, y)
-        assert list(guide.posterior()) == TRUNK + head(index)
-        assert list(elbo.terms.kl_by_site) == TRUNK + head(index)
-
-    def test_a_guide_for_another_head_is_refused(self):
-        model, (x, y) = classifier(net=network()), data()
-        guide = AutoRadial(model)
-        guide(x, y)
-        use_head(model, 1)
-        with pytest.raises(ValueError, match=r"guide must have latent site 'heads\.1\.weight' of the model"):
-            TermsELBO().differentiable_loss(model, guide, x, y)
+def test_a_head_may_be_looked_under():
+    bnn = BayesianModule(network())
+    use_head(bnn, 1, other_heads=[0])
+    with under_head(bnn, 2):
+        assert bnn.sites_in_use == (*TRUNK, *head(2))
+    assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))
+    with under_head(nn.Linear(2, 2), 3):  # No head at all is no other one.
+        pass
 
 
-class TestToModule:
-    def test_a_draw_without_the_idle_sites_is_enough(self):
-        net, x = network(), torch.randn(5, 3)
-        bnn = BayesianModule(net)
-        use_head(bnn, 1)
-        draw = {name: value for name, value in draws_of(bnn).items() if name in bnn.sites_in_use}
-        plain = bnn.to_module(draw)
-        torch.testing.assert_close(plain(x), call_with(bnn, draw, x))
-        for name in head(0) + head(2):
-            own, first = plain.get_parameter(name), net.get_parameter(name)
-            assert torch.equal(own, first)
-            assert own.data_ptr() != first.data_ptr()
-        with torch.no_grad():
-            plain.heads[0].weight.fill_(7.0)
-        assert not torch.equal(bnn.to_module(draw).heads[0].weight, plain.heads[0].weight)
+def test_any_network_may_leave_parameters_idle():
+    class Halved(nn.Linear):
+        def uses_parameter(self, name):
+            return name == "weight"
 
-    def test_a_missing_site_in_use_is_named(self):
-        bnn = BayesianModule(network())
-        draw = draws_of(bnn)
-        del draw["heads.1.bias"]
+    net, x = Halved(3, 2), torch.randn(5, 3)
+    bnn = BayesianModule(net)
+    assert sites_of(bnn, x) == ["weight"]
+    weight = torch.randn(2, 3)
+    torch.testing.assert_close(call_with(bnn, {"weight": weight}, x), x @ weight.T + net.bias)
+
+
+def test_guides_and_losses_have_the_sites_in_use_and_particles_are_those_of_a_loop():
+    model, (x, y) = classifier(net=network()), data(10)
+    use_head(model, 1)
+    guide = AutoRadial(model, init_stddev=0.3)
+    elbo = TermsELBO(3, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
+    elbo.differentiable_loss(model, guide, x, y)
+    assert list(guide.posterior()) == list(elbo.terms.kl_by_site) == TRUNK + head(1)
+    together, _ = next(elbo._get_traces(model, guide, (x, y), {}))
+    f = together.nodes["f"]["value"]
+    assert f.shape == (3, 10, 2)
+    for index in range(3):
+        draw = {name: together.nodes[name]["value"][index, 0] for name in TRUNK + head(1)}
+        torch.testing.assert_close(f[index], call_with(model.bnn, draw, x))
+    use_head(model, 2)
+    with pytest.raises(ValueError, match=r"guide must have latent site 'heads\.2\.weight' of the model"):
+        TermsELBO().differentiable_loss(model, guide, x, y)
+
+
+def test_a_plain_network_needs_a_draw_of_the_sites_in_use_alone():
+    net, x = network(), torch.randn(5, 3)
+    bnn = BayesianModule(net)
+    use_head(bnn, 1)
+    draw = {name: value for name, value in draws_of(bnn).items() if name in bnn.sites_in_use}
+    plain = bnn.to_module(draw)
+    torch.testing.assert_close(plain(x), call_with(bnn, draw, x))
+    for name in head(0) + head(2):
+        own, first = plain.get_parameter(name), net.get_parameter(name)
+        assert torch.equal(own, first)
+        assert own.data_ptr() != first.data_ptr()
+    with torch.no_grad():
+        plain.heads[0].weight.fill_(7.0)
+    assert not torch.equal(bnn.to_module(draw).heads[0].weight, plain.heads[0].weight)
+    del draw["heads.1.bias"]
+    with pytest.raises(ValueError, match=r"draw must hold a value for site 'heads\.1\.bias'"):
         bnn.to_module(draw)
-        use_head(bnn, 1)
-        with pytest.raises(ValueError, match=r"draw must hold a value for site 'heads\.1\.bias'"):
-            bnn.to_module(draw)
 
 
-class TestUseHead:
-    def test_a_model_without_heads_is_refused(self):
-        with pytest.raises(ValueError, match="model must hold a MultiHead"):
-            use_head(classifier(), 0)
-
-    def test_no_network_is_changed_where_one_has_no_such_head(self):
-        wide, narrow = network(), MultiHead(nn.Linear(3, 4), [nn.Linear(4, 2)])
-        with pytest.raises(ValueError, match="index of one of 1 heads, got 2"):
-            use_head(nn.ModuleList([wide, narrow]), 2)
-        assert wide.head == 0
+def test_models_without_the_head_are_refused_and_no_network_is_changed():
+    with pytest.raises(ValueError, match="model must hold a MultiHead"):
+        use_head(classifier(), 0)
+    wide, narrow = network(), MultiHead(nn.Linear(3, 4), [nn.Linear(4, 2)])
+    with pytest.raises(ValueError, match="index of one of 1 heads, got 2"):
+        use_head(nn.ModuleList([wide, narrow]), 2)
+    assert wide.head == 0

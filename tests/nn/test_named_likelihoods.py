@@ -17,49 +17,37 @@ from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO, diagnose, fit, pr
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.likelihoods import MISSING_LABEL
+from tests.helpers.networks import Net
 
 NAN = math.nan
 X = torch.linspace(-1.0, 1.0, 18).reshape(6, 3)
 HEIGHT, KIND = X[:, :2].sin(), torch.tensor([0, 1, 2, 2, 1, 0])
+Y = {"height": HEIGHT, "kind": KIND}
 
 
-class Split(nn.Module):
+SIZES = {"height": 2, "kind": 3}
+
+
+def split():
     """A dict of two outputs that share no weight."""
-
-    def __init__(self, **kinds):
-        super().__init__()
-        self.height, self.kind = nn.Linear(3, 2), nn.Linear(3, 3)
-
-    def forward(self, x):
-        return {"height": self.height(x), "kind": self.kind(x)}
+    layers = {name: nn.Linear(3, size) for name, size in SIZES.items()}
+    return Net(lambda net, x: {"height": net.height(x), "kind": net.kind(x)}, **layers)
 
 
-class Part(nn.Module):
-    def __init__(self, name):
-        super().__init__()
-        self.name = name
-        setattr(self, name, nn.Linear(3, {"height": 2, "kind": 3}[name]))
-
-    def forward(self, x):
-        return getattr(self, self.name)(x)
+def by_name(num_data):
+    return {
+        "height": likelihoods.Gaussian(num_data=num_data, scale=0.5),
+        "kind": likelihoods.Categorical(num_data=num_data),
+    }
 
 
-def named(num_data=None, **options):
-    both = {"height": likelihoods.Gaussian(num_data=num_data, scale=0.5), "kind": likelihoods.Categorical()}
-    both["kind"].num_data = num_data
-    return SupervisedModel(BayesianModule(Split()), both, **options)
+def named(num_data=None):
+    return SupervisedModel(BayesianModule(split()), by_name(num_data))
 
 
-def alone(name, num_data=None):
-    likelihood = likelihoods.Gaussian(scale=0.5) if name == "height" else likelihoods.Categorical()
-    likelihood.num_data = num_data
-    return SupervisedModel(BayesianModule(Part(name)), likelihood)
-
-
-def draw(seed=0):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return named().bnn.sample_parameters()
+def alone(name, num_data):
+    net = Net(lambda net, x: getattr(net, name)(x), **{name: nn.Linear(3, SIZES[name])})
+    return SupervisedModel(BayesianModule(net), by_name(num_data)[name])
 
 
 def log_likelihood(model, values, x, y, site):
@@ -68,26 +56,24 @@ def log_likelihood(model, values, x, y, site):
     return trace.nodes[site]["log_prob_sum"]
 
 
-def trained(**options):
-    pyro.set_rng_seed(0)
+def guided():
     model = named()
     guide = AutoMeanField(model, init_stddev=0.1)
-    fit(model, guide, (X, {"height": HEIGHT, "kind": KIND}), epochs=2, batch_size=4, seed=0, progress=False, **options)
+    guide.setup(X, Y)
     return model, guide
 
 
 def test_two_outputs_have_the_loss_terms_of_two_models():
-    y = {"height": HEIGHT, "kind": KIND}
     terms = {}
     for name, model in (("both", named(60)), ("height", alone("height", 60)), ("kind", alone("kind", 60))):
         elbo = TermsELBO()
         guide = AutoMeanField(model, init_loc_fn=lambda site: 0.1 * torch.ones(site["fn"].shape()), init_stddev=1e-6)
-        elbo.loss(model, guide, X, y if name == "both" else y[name])
+        elbo.loss(model, guide, X, Y if name == "both" else Y[name])
         terms[name] = elbo.terms
     both = terms["both"]
     assert both.num_data == 60
     assert both.nll_by_site.keys() == {"height.y", "kind.y"}
-    for name in y:
+    for name in Y:
         torch.testing.assert_close(both.nll_by_site[f"{name}.y"], terms[name].nll_by_site["y"], rtol=1e-4, atol=0.0)
         for site, value in terms[name].kl_by_site.items():
             torch.testing.assert_close(both.kl_by_site[site], value)
@@ -95,7 +81,7 @@ def test_two_outputs_have_the_loss_terms_of_two_models():
 
 
 def test_the_log_likelihood_is_the_closed_form_of_the_targets_that_are_there():
-    values, height, kind = draw(), HEIGHT.clone(), KIND.clone()
+    values, height, kind = named().bnn.sample_parameters(), HEIGHT.clone(), KIND.clone()
     height[0, 1] = height[2] = NAN
     kind[3:] = MISSING_LABEL
     y = {"height": height, "kind": kind}
@@ -127,23 +113,18 @@ def test_fit_validates_and_predicts_by_name():
     height = HEIGHT.clone()
     height[0] = NAN
     validation = (X, {"height": height, "kind": KIND})
-    pyro.set_rng_seed(0)
-    model = named()
-    guide = AutoMeanField(model, init_stddev=0.1)
+    model, guide = guided()
     result = fit(model, guide, validation, epochs=2, validation=validation, seed=0, progress=False)
     assert model.likelihood.by_name["kind"].num_data == 6
     assert all(math.isfinite(record["validation_nll"]) for record in result.history)
     predictions = predict(model, guide, X, num_samples=5, chunk_size=4)
-    assert {name: tuple(p.samples.shape) for name, p in predictions.items()} == {
-        "height": (5, 6, 2),
-        "kind": (5, 6, 3),
-    }
+    assert {name: p.samples.shape for name, p in predictions.items()} == {"height": (5, 6, 2), "kind": (5, 6, 3)}
     assert predictions["height"].noise["scale"].tolist() == [[0.5]] * 5
     assert predictions["kind"].entropy.shape == (6,)
 
 
 def test_the_joint_density_averages_products_over_draws():
-    model, guide = trained()
+    model, guide = guided()
     height, kind = HEIGHT.clone(), KIND.clone()
     height[1, 0], kind[1] = NAN, MISSING_LABEL
     predictions = predict(model, guide, X, num_samples=7)
@@ -163,16 +144,12 @@ def test_random_noise_is_that_of_its_output():
         "a": likelihoods.Gaussian(precision_prior=dist.Gamma(6.0, 6.0)),
         "b": likelihoods.Gaussian(precision_prior=dist.Gamma(600.0, 6.0)),
     }
-
-    class Twice(nn.Linear):
-        def forward(self, x):
-            return {"a": super().forward(x), "b": super().forward(x)}
-
-    model = SupervisedModel(BayesianModule(Twice(3, 2)), both)
+    net = Net(lambda net, x: {name: net.layer(x) for name in both}, layer=nn.Linear(3, 2))
+    model = SupervisedModel(BayesianModule(net), both)
     guide = AutoMeanField(model)
     guide.setup(X, {"a": HEIGHT, "b": HEIGHT})
     assert {"a.precision", "b.precision"} <= guide.chosen_families().keys()
-    samples = {"a.precision": torch.tensor([0.25, 1.0, 4.0]), "weight": torch.randn(3, 2, 3)}
+    samples = {"a.precision": torch.tensor([0.25, 1.0, 4.0]), "layer.weight": torch.randn(3, 2, 3)}
     predictions = predict(model, samples, X)
     assert predictions["a"].noise["scale"].tolist() == [[2.0], [1.0], [0.5]]
     # Drawn from the prior, whose mean is a hundred times that of the other.
@@ -180,22 +157,21 @@ def test_random_noise_is_that_of_its_output():
 
 
 def test_joined_predictions_have_the_draws_of_all_for_each_output():
-    parts = [predict(*trained(), X, num_samples=3) for _ in range(2)]
+    parts = [predict(*guided(), X, num_samples=3) for _ in range(2)]
     predictions = Prediction.joined(parts)
     assert torch.equal(predictions["height"].samples, torch.cat([part["height"].samples for part in parts]))
-    targets = {"height": HEIGHT, "kind": KIND}
-    density = torch.stack([part.log_prob(targets) for part in parts]).logsumexp(0) - math.log(2)
-    torch.testing.assert_close(predictions.log_prob(targets), density)
+    density = torch.stack([part.log_prob(Y) for part in parts]).logsumexp(0) - math.log(2)
+    torch.testing.assert_close(predictions.log_prob(Y), density)
     with pytest.raises(ValueError, match="predictions must hold draws of the same outputs"):
         Prediction.joined([parts[0], parts[1]["height"]])
 
 
 def test_diagnose_reports_the_output_that_follows_its_inputs_least():
-    model, guide = trained()
-    values = {name: torch.zeros_like(value) for name, value in draw().items()}
+    model, guide = guided()
+    values = {name: torch.zeros_like(value) for name, value in model.bnn.sample_parameters().items()}
     values["height.weight"] += 1.0
     guide.load_means(values)
-    diagnosis = diagnose(model, guide, (X, {"height": HEIGHT, "kind": KIND}))
+    diagnosis = diagnose(model, guide, (X, Y))
     assert diagnosis.signal == 0.0
     assert 0.0 < diagnosis.noise < 1.0
     assert sorted(diagnosis.terms.nll_by_site) == ["height.y", "kind.y"]
@@ -212,6 +188,7 @@ def test_targets_in_large_units_are_named():
     ("likelihood", "message"),
     [
         ({}, "likelihood must have an object of its own for each name, got {}"),
+        (dict.fromkeys(("height", "kind"), likelihoods.Gaussian()), "likelihood must have an object of its own"),
         (
             {"height": likelihoods.Gaussian()},
             r"network of bnn must return a dict with outputs \['height'\], got \['height', 'kind'\]",
@@ -223,12 +200,7 @@ def test_targets_in_large_units_are_named():
 )
 def test_likelihoods_that_do_not_fit_are_named(likelihood, message):
     with pytest.raises(ValueError, match=message):
-        SupervisedModel(BayesianModule(Split()), likelihood)(X)
-
-
-def test_one_likelihood_under_two_names_is_refused():
-    with pytest.raises(ValueError, match="likelihood must have an object of its own"):
-        SupervisedModel(BayesianModule(Split()), dict.fromkeys(("height", "kind"), likelihoods.Gaussian()))
+        SupervisedModel(BayesianModule(split()), likelihood)(X)
 
 
 @pytest.mark.parametrize(
@@ -256,10 +228,10 @@ def test_targets_that_do_not_fit_are_named(y, message):
 
 
 def test_what_needs_one_output_says_so():
-    model, guide = trained()
+    model, guide = guided()
     with pytest.raises(ValueError, match="method must be 'draws' for a model of named outputs"):
         predict(model, guide, X, method="linearized")
     with pytest.raises(ValueError, match=r"function_site must be 'f' for a model of named outputs, got 'height\.f'"):
         predict(model, guide, X, function_site="height.f")
     with pytest.raises(ValueError, match=r"must return one tensor, got dict: .*a likelihood for each output"):
-        SupervisedModel(BayesianModule(Split()), likelihoods.Gaussian())(X)
+        SupervisedModel(BayesianModule(split()), likelihoods.Gaussian())(X)

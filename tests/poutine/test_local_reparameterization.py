@@ -14,27 +14,13 @@ from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanFie
 from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoGuideList, AutoNormal
 from torch import nn
 
-from pyro_radial import (
-    AutoMeanField,
-    AutoRadial,
-    AutoRadialDirectional,
-    BayesianModule,
-    FunctionalELBO,
-    TermsELBO,
-)
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, FunctionalELBO, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.autoguide import families
-from pyro_radial.nn import priors
+from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import local_reparameterization
-from tests.helpers.local_reparameterization import (
-    X,
-    Y,
-    closed_loss,
-    each_loss,
-    mlp,
-    regression,
-)
+from tests.helpers.local_reparameterization import X, Y, closed_loss, each_loss, mlp, regression
 from tests.helpers.scale_priors import scale_mixture
 
 
@@ -48,13 +34,6 @@ def test_losses_of_densities_at_draws_are_refused_by_name(loss):
             evaluate(X, Y)
 
 
-@pytest.mark.parametrize("loss", [TraceMeanField_ELBO, TermsELBO])
-def test_a_sampled_kl_is_refused_by_name(loss):
-    model = regression(prior=scale_mixture())
-    with pytest.raises(ValueError, match=r"closed form.*'weight'" if loss is TermsELBO else "'weight'.*closed form"):
-        loss()(model, AutoMeanField(model))(X, Y)
-
-
 def test_functional_elbo_is_refused_by_name():
     model = regression(nn.Linear(3, 1))
     prior = GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b)))
@@ -63,36 +42,38 @@ def test_functional_elbo_is_refused_by_name():
         elbo(model, AutoMeanField(model))(X, Y[:, :1])
 
 
-def test_a_family_without_unit_noise_is_refused_by_name():
-    class Laplace(families.LocScale):
-        def distribution(self, site, *, loc, scale):
-            return dist.Laplace(loc, scale, validate_args=False).to_event(site.event_dim)
+class Laplace(families.LocScale):
+    def distribution(self, site, *, loc, scale):
+        return dist.Laplace(loc, scale, validate_args=False).to_event(site.event_dim)
 
-    model = regression()
-    guide = AutoRadial(model, families={"bias": Laplace()})
-    with pytest.raises(ValueError, match=r"site 'bias'.*Laplace"):
-        TermsELBO()(model, guide)(X, Y)
+
+class Shifted:
+    def sample_parameter(self, name, parameter):
+        return 1.0 + pyro.sample(name, dist.Normal(torch.zeros_like(parameter), 1.0).to_event(parameter.dim()))
+
+
+def positive_bias():
     net = nn.Linear(3, 2)
     nn.init.ones_(net.bias)
-    positive = regression(net, prior={"weight": dist.Normal(0.0, 1.0), "bias": dist.HalfNormal(torch.ones(2))})
-    with pytest.raises(ValueError, match=r"site 'bias'.*Radial with Transformed"):
-        TermsELBO()(positive, AutoRadial(positive))(X, Y)
+    return regression(net, prior={"weight": dist.Normal(0.0, 1.0), "bias": dist.HalfNormal(torch.ones(2))})
 
 
-def test_a_prior_without_a_site_for_the_parameter_is_refused_by_name():
-    model = regression(prior=priors.RadialDirectionalPrior("row"))
-    with pytest.raises(ValueError, match="site 'weight'"):
-        TermsELBO()(model, AutoRadialDirectional(model))(X, Y)
-
-
-def test_a_prior_that_computes_from_its_site_is_refused_by_name():
-    class Shifted:
-        def sample_parameter(self, name, parameter):
-            return 1.0 + pyro.sample(name, dist.Normal(torch.zeros_like(parameter), 1.0).to_event(parameter.dim()))
-
-    model = regression(prior=Shifted())
-    with pytest.raises(ValueError, match="site 'weight'"):
-        TermsELBO()(model, AutoRadial(model))(X, Y)
+@pytest.mark.parametrize(
+    ("make_model", "make", "loss", "message"),
+    [
+        (lambda: regression(prior=scale_mixture()), AutoMeanField, TermsELBO, r"closed form.*'weight'"),
+        (lambda: regression(prior=scale_mixture()), AutoMeanField, TraceMeanField_ELBO, "'weight'.*closed form"),
+        (regression, partial(AutoRadial, families={"bias": Laplace()}), TermsELBO, r"site 'bias'.*Laplace"),
+        (positive_bias, AutoRadial, TermsELBO, r"site 'bias'.*Radial with Transformed"),
+        # Priors without a site for the parameter, or that compute the parameter from its site.
+        (lambda: regression(prior=RadialDirectionalPrior("row")), AutoRadialDirectional, TermsELBO, "site 'weight'"),
+        (lambda: regression(prior=Shifted()), AutoRadial, TermsELBO, "site 'weight'"),
+    ],
+)
+def test_what_has_no_unit_noise_or_closed_kl_is_refused_by_name(make_model, make, loss, message):
+    model = make_model()
+    with pytest.raises(ValueError, match=message):
+        loss()(model, make(model))(X, Y)
 
 
 @pytest.mark.parametrize("make", [AutoNormal, AutoDiagonalNormal, AutoDelta])
@@ -120,20 +101,20 @@ def hand_written(cls):
 
 
 @pytest.mark.parametrize(
-    "cls", [lambda loc, scale: dist.Normal(loc, scale).to_event(2), partial(RadialNormal, event_dim=2)]
+    ("cls", "asked"),
+    [(lambda loc, scale: dist.Normal(loc, scale).to_event(2), True), (partial(RadialNormal, event_dim=2), False)],
 )
-@pytest.mark.parametrize("asked", [True, False])
 @each_loss
 def test_a_guide_by_hand_names_its_sites(cls, asked, loss):
     model = regression(local_reparameterization=asked)
     guide = hand_written(cls)
     svi = SVI(model, local_reparameterization(guide, sites=model.bnn.sites), pyro.optim.Adam({"lr": 0.01}), loss())
-    assert all(math.isfinite(svi.step(X, Y)) for _ in range(3))
+    assert math.isfinite(svi.step(X, Y))
     if loss is TermsELBO:
-        x, y = X.repeat(4000, 1), Y.repeat(4000, 1)
+        x, y = X.repeat(1000, 1), Y.repeat(1000, 1)
         values = [float(svi.evaluate_loss(x, y)) for _ in range(10)]
-        expected = closed_loss(guide, 4000).item()
-        assert sum(values) / 10 == pytest.approx(expected, rel=5e-3)
+        expected = closed_loss(guide, 1000).item()
+        assert sum(values) / 10 == pytest.approx(expected, rel=1e-2)
 
 
 def test_the_handler_around_a_guide_is_the_model_s_setting():

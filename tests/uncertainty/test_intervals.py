@@ -17,13 +17,10 @@ def test_coverage_worked_by_hand():
     lower, upper = torch.tensor([0.0, 0.0, 0.0, 0.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     y = torch.tensor([1.0, 0.0, 3.5, -0.1])  # On either end, above, below.
     assert interval_coverage(lower, upper, y).item() == 0.5
-    wide = interval_coverage(torch.stack([lower, lower - 1]), torch.stack([upper, upper + 1]), y)
-    assert wide.tolist() == [0.5, 1.0]
     assert interval_coverage(lower[:, None], upper[:, None], y).item() == 0.5
-    both = interval_coverage(
-        torch.stack([lower, lower - 1])[..., None], torch.stack([upper, upper + 1])[..., None], y[:, None]
-    )
-    assert both.tolist() == [0.5, 1.0]
+    lower, upper = torch.stack([lower, lower - 1]), torch.stack([upper, upper + 1])
+    assert interval_coverage(lower, upper, y).tolist() == [0.5, 1.0]
+    assert interval_coverage(lower[..., None], upper[..., None], y[:, None]).tolist() == [0.5, 1.0]
 
 
 def test_calibration_worked_by_hand():
@@ -36,7 +33,7 @@ def test_calibration_worked_by_hand():
 
 def test_a_prediction_of_the_right_model_is_calibrated():
     """Functions and targets of one distribution: the quantiles of all cover what they promise."""
-    functions, points = 200, 5000
+    functions, points = 200, 2000
     offsets = torch.randn(functions + 1, points, 1)
     y = offsets[-1] + 0.5 * torch.randn(points, 1)
     prediction = Prediction(offsets[:-1], likelihoods.Gaussian(), {"scale": torch.full((functions, 1), 0.5)})

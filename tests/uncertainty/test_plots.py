@@ -42,7 +42,7 @@ def assert_draws(figure):
     assert len(np.unique(canvas.buffer_rgba())) > 2
 
 
-def test_reliability_diagram_has_a_diagonal_and_a_line_per_method():
+def test_reliability_diagram_has_a_diagonal_and_a_line_and_bars_per_method():
     ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
     diagonal, radial, radial_few, normal, normal_few = ax.lines
     assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
@@ -56,16 +56,18 @@ def test_reliability_diagram_has_a_diagonal_and_a_line_per_method():
     assert len(normal_few.get_xdata()) == 0
     assert radial.get_color() == radial_few.get_color() != normal.get_color()
     assert_draws(ax.figure)
-
-
-def test_reliability_diagram_labels():
-    ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
     assert ax.get_xlabel() == "Confidence"
     assert ax.get_ylabel().startswith("Accuracy")
     assert (ax.get_xlim(), ax.get_ylim()) == ((0, 1), (0, 1))
     # (4 * 0.2 + 16 * 0.1 + 20 * 0.2) / 40 and (0.1 + 0.2 + 0.1 + 0) / 4.
-    texts = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert texts == ["radial (ECE 0.160)", "normal (ECE 0.100)"]
+    assert labels(ax) == ["radial (ECE 0.160)", "normal (ECE 0.100)"]
+    # Bars are shares, side by side.
+    radial, normal = ax.containers
+    assert [bar.get_height() for bar in radial] == pytest.approx([0, 0.1, 0.4, 0.5])
+    assert [bar.get_height() for bar in normal] == pytest.approx([0.25] * 4)
+    assert [bar.get_x() for bar in radial] == pytest.approx([0, 0.25, 0.5, 0.75])
+    assert [bar.get_x() for bar in normal] == pytest.approx([0.125, 0.375, 0.625, 0.875])
+    assert {bar.get_width() for bar in [*radial, *normal]} == {0.125}
 
 
 def test_reliability_diagrams_fit_side_by_side():
@@ -76,16 +78,6 @@ def test_reliability_diagrams_fit_side_by_side():
     assert_draws(figure)
     for ax in figure.axes:
         assert ax.get_position().width > 0.3
-
-
-def test_reliability_bars_are_shares_side_by_side():
-    ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
-    radial, normal = ax.containers
-    assert [bar.get_height() for bar in radial] == pytest.approx([0, 0.1, 0.4, 0.5])
-    assert [bar.get_height() for bar in normal] == pytest.approx([0.25] * 4)
-    assert [bar.get_x() for bar in radial] == pytest.approx([0, 0.25, 0.5, 0.75])
-    assert [bar.get_x() for bar in normal] == pytest.approx([0.125, 0.375, 0.625, 0.875])
-    assert {bar.get_width() for bar in [*radial, *normal]} == {0.125}
 
 
 def test_bars_of_equal_counts_are_as_wide_as_their_bins():
@@ -99,27 +91,22 @@ def test_bars_of_equal_counts_are_as_wide_as_their_bins():
     assert_draws(ax.figure)
 
 
-def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_method():
-    ax = plot_quantile_calibration(QUANTILES)
+def test_quantile_calibration_has_a_diagonal_a_band_of_chance_a_line_per_method_and_ends_of_intervals():
+    ax = plot_quantile_calibration(QUANTILES, level=0.9)
     diagonal, radial, normal = ax.lines
     assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
     assert radial.get_ydata().tolist() == pytest.approx([0.1, 0.4, 1.0])
     assert normal.get_xdata().tolist() == pytest.approx([0.1, 0.9])
-    assert labels(ax) == ["radial (gap 0.067)", "normal (gap 0.200)"]
+    assert labels(ax) == ["radial (gap 0.067)", "normal (gap 0.200)", "ends of 90 % intervals"]
     corners = ax.collections[0].get_paths()[0].vertices
     middle = corners[abs(corners[:, 0] - 0.5) < 1e-9, 1]
     # Of the fewer targets, 100: two times 0.05.
     assert sorted({round(value, 9) for value in middle.tolist()}) == [0.4, 0.6]
-    assert_draws(ax.figure)
-
-
-def test_the_ends_of_intervals_are_marked_at_their_quantiles():
-    ax = plot_quantile_calibration(QUANTILES, level=0.9)
     places = [line[:, 0].tolist() for line in ax.collections[-1].get_segments()]
     assert places == [pytest.approx([0.05, 0.05]), pytest.approx([0.95, 0.95])]
-    assert labels(ax) == ["radial (gap 0.067)", "normal (gap 0.200)", "ends of 90 % intervals"]
     assert_draws(ax.figure)
-    assert len(plot_quantile_calibration(QUANTILES).collections) == 1
+    without = plot_quantile_calibration(QUANTILES)
+    assert (len(without.collections), labels(without)) == (1, ["radial (gap 0.067)", "normal (gap 0.200)"])
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 90, "0.9"])

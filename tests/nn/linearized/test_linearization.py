@@ -11,50 +11,39 @@ from pyro_radial import BayesianModule
 from pyro_radial.nn import MultiHead
 from pyro_radial.nn.linearized import layers, linearization
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
+from tests.helpers.networks import Net
 from tests.helpers.scale_priors import LearnedScale
 
 
-class Tied(nn.Module):
+def tied():
     """An autoencoder that uses its weight twice, once outside of its layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return nn.functional.linear(self.encoder(x).tanh(), self.encoder.weight.mT)
+    return Net(
+        lambda net, x: nn.functional.linear(net.encoder(x).tanh(), net.encoder.weight.mT), encoder=nn.Linear(3, 2)
+    )
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(self.layer(x).tanh())
+def twice():
+    return Net(lambda net, x: net.layer(net.layer(x).tanh()), layer=nn.Linear(3, 3))
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.last(x + self.inner(x).tanh())
+def residual():
+    return Net(lambda net, x: net.last(x + net.inner(x).tanh()), inner=nn.Linear(3, 3), last=nn.Linear(3, 2))
 
 
-class Last(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(3, 2, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(x)[0][:, -1]
+def recurrent():
+    return Net(lambda net, x: net.lstm(x)[0][:, -1], lstm=nn.LSTM(3, 2, batch_first=True))
 
 
 def shared():
     layer = nn.Linear(3, 3)
     return nn.Sequential(layer, nn.Tanh(), layer)
+
+
+class Shifted(nn.Linear):
+    """A layer with a forward of its own."""
+
+    def forward(self, x):
+        return super().forward(x) + self.weight.sum()
 
 
 VECTORS, IMAGES = (3,), (1, 5, 5)
@@ -67,7 +56,7 @@ NETWORKS = {
         True,
     ),
     "heads": (lambda: MultiHead(nn.Linear(3, 4), [nn.Linear(4, 2), nn.Linear(4, 5)]), VECTORS, True),
-    "residual": (Residual, VECTORS, True),
+    "residual": (residual, VECTORS, True),
     "images, flattened": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(25, 2)), IMAGES, True),
     "convolutions": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)),
@@ -90,10 +79,11 @@ NETWORKS = {
         False,
     ),
     "sequences": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten()), (4, 3), False),
-    "recurrent": (Last, (4, 3), False),
-    "tied": (Tied, VECTORS, False),
-    "called twice": (Twice, VECTORS, False),
+    "recurrent": (recurrent, (4, 3), False),
+    "tied": (tied, VECTORS, False),
+    "called twice": (twice, VECTORS, False),
     "shared": (shared, VECTORS, False),
+    "a subclass": (lambda: Shifted(3, 2), VECTORS, False),
 }
 each_network = pytest.mark.parametrize("name", NETWORKS)
 
@@ -128,6 +118,7 @@ def row_by_row(linear, x):
 def test_moments_are_those_of_the_jacobian(name):
     linear, x = linearized(name)
     values, jacobian, variance = row_by_row(linear, x)
+    assert (linear.structure(x).layers is not None) == NETWORKS[name][2]
     mean, spread = linear.marginals(x)
     torch.testing.assert_close(mean.detach(), values)
     torch.testing.assert_close(spread.detach(), (jacobian.square() * variance).sum(-1))
@@ -167,12 +158,19 @@ def test_chunks_of_rows_make_no_difference(name, monkeypatch):
         torch.testing.assert_close(found, expected)
 
 
+def structure_of(bnn):
+    values = {site: torch.randn_like(value) for site, value in bnn.sample_parameters().items()}
+    blocks = [CovarianceBlock((site,), value.square()) for site, value in values.items()]
+    return Linearization(bnn.eval(), values, blocks).structure(torch.randn(1, 3))
+
+
+def test_layers_are_known_by_their_places_and_random_sites_and_no_hook_stays():
+    bnn = BayesianModule(NETWORKS["linear layers"][0]())
+    assert structure_of(bnn).layers == (("0", "0.weight", "0.bias", (4,)), ("2", "2.weight", None, (2,)))
+    assert not any(module._forward_hooks for module in bnn.skeleton.modules())
+    bnn = BayesianModule(NETWORKS["linear layers"][0](), select="weight")
+    assert structure_of(bnn).layers == (("0", "0.weight", None, (4,)), ("2", "2.weight", None, (2,)))
+
+
 def test_a_prior_that_makes_weights_of_sites_of_its_own_is_differentiated_in_these():
-    bnn = BayesianModule(nn.Linear(3, 1).double(), LearnedScale()).eval()
-    values = {"weight": torch.randn(1, 3, dtype=torch.double), "bias": torch.randn(1, dtype=torch.double)}
-    assert (
-        Linearization(bnn, values, [CovarianceBlock((n,), v**2) for n, v in values.items()])
-        .structure(torch.randn(1, 3, dtype=torch.double))
-        .layers
-        is None
-    )
+    assert structure_of(BayesianModule(nn.Linear(3, 1), LearnedScale())).layers is None
