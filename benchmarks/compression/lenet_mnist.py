@@ -80,7 +80,7 @@ SMALL = Setting(num_train=60, epochs=1, batch_size=30, tuning_epochs=1)
 FORMS = {"default": Setting(), "small": replace(SMALL, num_distilled=100, teacher_epochs=1, student_epochs=1)}
 
 
-def run(output: Path, *, data_dir: Path, form: Form = "default", seeds: int = 1, workers: int = 2) -> None:
+def run(output: Path, *, data_dir: Path, form: Form = "default", seeds: int = 3, workers: int = 2) -> None:
     """Errors on test images before and after the same training of pruned networks.
 
     A network and a posterior of it train for as many epochs. Torch-Pruning removes channels of the plain network by the
