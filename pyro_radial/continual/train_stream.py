@@ -375,34 +375,34 @@ class _StreamTraining:
 
     # Resuming.
 
-    def begin(self, after: AccuracyMatrix | None) -> AccuracyMatrix:
-        """Return the accuracies on the tasks learned so far: of the checkpoint, if there is one, or ``after``."""
+    def begin(self, accuracies: AccuracyMatrix | None) -> AccuracyMatrix:
+        """Return the accuracies on the tasks learned so far: of the checkpoint, if there is one, or those given."""
         state = None if self.file is None else self.file.load(device_of(self.chain))
         if self.file is not None and state is not None:
-            after = self._resume(self.file, state)
-        if after is None:
-            after = AccuracyMatrix.empty(())
-        self._check_learned(after)
-        self.chain.coresets.check(self.coreset, after.names)
+            accuracies = self._resume(self.file, state)
+        if accuracies is None:
+            accuracies = AccuracyMatrix.empty(())
+        self._check_learned(accuracies)
+        self.chain.coresets.check(self.coreset, accuracies.names)
         # A chain that has learned no new task yet is saved too, so that a killed run begins where this one does.
-        if state is None or len(after.names) == len(self.stream):
-            self.save(after)
-        return after
+        if state is None or len(accuracies.names) == len(self.stream):
+            self.save(accuracies)
+        return accuracies
 
-    def _check_learned(self, after: AccuracyMatrix) -> None:
+    def _check_learned(self, accuracies: AccuracyMatrix) -> None:
         """Raise a ValueError unless the stream begins with tasks that the chain has learned."""
         names = dict(enumerate(self.stream.names))
-        for number, name in enumerate(after.names):
+        for number, name in enumerate(accuracies.names):
             if names.get(number) != name:
                 raise ValueError(
                     f"stream must begin with the tasks of after: task {number} must be {name!r}, got "
                     f"{names.get(number)!r}"
                 )
-        if bool(after.values[-1:].isnan().any()):
+        if bool(accuracies.values[-1:].isnan().any()):
             raise ValueError(
-                f"after must have all accuracies after its last task, {after.names[-1]!r}, got NaN"
+                f"after must have all accuracies after its last task, {accuracies.names[-1]!r}, got NaN"
             )
-        if after.names and not self.chain.prior:
+        if accuracies.names and not self.chain.prior:
             raise ValueError(
                 "chain must have learned the tasks of after, got a chain that has learned nothing"
             )
