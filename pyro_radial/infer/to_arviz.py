@@ -202,12 +202,12 @@ def _constant_data(
 ) -> dict[str, Tensor]:
     """Return the tensors among the model's arguments that it does not observe, by name."""
     signature = inspect.signature(getattr(model, "forward", model))
-    observed = {value.data_ptr() for value in data.values()}
-    constant = {
-        name: value
-        for name, value in signature.bind(*args, **kwargs).arguments.items()
-        if isinstance(value, Tensor) and value.data_ptr() not in observed
-    }
+    constant = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        if isinstance(value, Tensor) and not any(
+            torch.equal(value.flatten().to(target), target.flatten()) for target in data.values()
+        ):
+            constant[name] = value
     return constant
 
 

@@ -72,7 +72,7 @@ def test_a_recipe_has_the_settings_of_the_rows_that_it_is_quoted_for(recipe, mod
         setting = replace(setting, batch_size=batch_size, decay_over=steps)
         theirs = setting.training(compile=False) | {
             "guide": setting.guide("mean field"),
-            "coreset": keeping_of(row).options({}),
+            "coreset": keeping_of(row).options(),
         }
         ours = recipe.options
         assert compared(ours) == compared(theirs)

@@ -63,7 +63,7 @@ def test_the_names_of_broken_terms_are_given():
     guide = AutoRadial(model)
     elbo = TermsELBO()
     with pyro.validation_enabled(False), pytest.warns(UserWarning, match="NaN"):
-        SVI(model, guide, pyro.optim.Adam({}), elbo).evaluate_loss(X, Y * math.nan)
+        SVI(model, guide, pyro.optim.Adam({}), elbo).evaluate_loss(X * math.nan, Y)
     assert elbo.terms.not_finite() == ["log-likelihood of site 'y'"]
 
 

@@ -409,9 +409,9 @@ def test_widths_take_steps_of_a_known_size_and_rare_large_derivatives_hold_them(
         derivative = 1e4 * (38.0 if step % 20 == 7 else -1.0)
         with torch.no_grad():
             by_scale = derivative / natural_gradient.by_log_scale(site.to_scale, site.scale, scale)
-            falls.append(natural_gradient._move_scale(site, by_scale, rates, scale)[0, 0])
+            falls.append(natural_gradient._update_scale(site, by_scale, rates, scale)[0, 0])
             site.scale.copy_(site.to_scale.inv(scale))
-        optimizer._count([(True, True)], [rates])
+        optimizer._count_steps([(True, True)], [rates])
     late = torch.stack(falls[400:])
     assert 0.7 * limit < late.square().mean().sqrt() < limit
     assert 0.05 * limit < late.mean() < 0.2 * limit
@@ -421,7 +421,7 @@ def test_widths_take_steps_of_a_known_size_and_rare_large_derivatives_hold_them(
 @pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField])
 def test_a_deep_network_under_a_wide_prior_does_not_diverge(guide_class):
     torch.manual_seed(0)
-    x = torch.randn(400, 20)
+    x = torch.randn(1_000, 20)
     y = (x @ torch.randn(20, 5)).argmax(-1)
     widths = (20, 100, 100, 100, 100)
     layers = [layer for i, o in itertools.pairwise(widths) for layer in (nn.Linear(i, o), nn.ReLU())]
