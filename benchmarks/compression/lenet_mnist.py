@@ -32,7 +32,7 @@ from benchmarks.common import (
     markdown_table,
     with_error,
 )
-from benchmarks.uncertainty.residual_net import residual_net
+from benchmarks.uncertainty._residual_net import residual_net
 from pyro_radial import AutoRadialDirectional, BayesianModule, SupervisedModel, TermsELBO, fit
 from pyro_radial.compression import PosteriorImportance, mean_network
 from pyro_radial.compression.prune import count_weights_and_flops
