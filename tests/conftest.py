@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items):
 def recorded_only(monkeypatch):
     """Graphs that would be compiled run as recorded; the list of those."""
     # Most tests compile nothing, and need no compiler's modules.
-    from pyro_radial.infer.step import inductor
+    from pyro_radial.infer.compiler import inductor
 
     made = []
     monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: made.append(module) or module)

@@ -16,24 +16,30 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyro_radial"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LOW = {"_pyro", "distributions", "poutine", "nn"}
-#: What each package may import besides itself; ``infer`` stands for the files directly in that folder.
+#: What each package or module may import besides itself; ``infer`` stands for the other files directly in that folder.
 MAY_IMPORT = {
     "_version": set(),
     "_pyro": set(),
     "distributions": {"_pyro"},
-    "poutine": LOW,
-    "nn": LOW,
+    "nn": {"_pyro", "distributions"},
+    "poutine": {"_pyro", "distributions", "nn"},
+    "infer.data": {"_pyro"},
+    "infer.loss": LOW,
     "infer.autoguide": LOW,
-    "infer": LOW | {f"infer.{room}" for room in ("autoguide", "optim", "step", "training", "prediction", "posthoc")},
-    "infer.optim": LOW | {"infer", "infer.autoguide"},
-    "infer.step": LOW | {"infer", "infer.optim"},
-    "infer.prediction": LOW | {"infer", "infer.autoguide"},
-    "infer.training": LOW | {"infer", "infer.autoguide", "infer.optim", "infer.step", "infer.prediction"},
-    "infer.posthoc": LOW | {"infer", "infer.autoguide", "infer.prediction", "infer.training"},
-    "functional": LOW
-    | {"infer", "infer.autoguide", "infer.posthoc", "infer.prediction", "infer.step", "infer.training"},
+    "infer.optim": LOW | {"infer.loss", "infer.autoguide"},
+    "infer.step": LOW | {"infer.loss", "infer.optim"},
+    "infer.compiler": LOW | {"infer.loss", "infer.optim", "infer.step"},
+    "infer.compiled": LOW | {"infer.loss", "infer.optim", "infer.step", "infer.compiler"},
+    "infer.prediction": LOW | {"infer.data", "infer.autoguide"},
+    "infer.diagnose": LOW | {"infer.data", "infer.loss", "infer.autoguide", "infer.optim"},
+    "infer.posthoc": LOW | {"infer.data", "infer.prediction"},
+    "infer.prediction.linearized_network": LOW | {"infer.prediction", "infer.posthoc"},
 }
-BELOW_TASKS = {*MAY_IMPORT} - {"_version"}
+# Nobody else opens the compiler.
+MAY_IMPORT["infer.training"] = {*MAY_IMPORT} - {"_version", "infer.compiled", "infer.posthoc"}
+MAY_IMPORT["infer"] = {*MAY_IMPORT} - {"_version", "infer.compiler"}
+MAY_IMPORT["functional"] = LOW | {"infer.data", "infer.loss", "infer.posthoc", "infer.prediction"}
+BELOW_TASKS = {*MAY_IMPORT} - {"_version", "infer.compiler"}
 MAY_IMPORT |= {
     "uncertainty": BELOW_TASKS,
     "compression": BELOW_TASKS,

@@ -61,7 +61,7 @@ def test_the_source_archive_holds_no_tests_without_their_helpers(tmp_path):
     copy_of_source(tmp_path)
     run(sys.executable, "import setuptools; setuptools.setup(script_args=['-q', 'egg_info'])", tmp_path)
     files = (tmp_path / "pyro_radial.egg-info" / "SOURCES.txt").read_text().split()
-    assert {"CHANGELOG.md", "constraints.txt", "pyro_radial/py.typed", "pyro_radial/infer/diagnose.py"} <= {*files}
+    assert {"CHANGELOG.md", "constraints.txt", "pyro_radial/py.typed", "pyro_radial/infer/compiled.py"} <= {*files}
     assert [name for name in files if name.startswith("tests/")] == []
 
 

@@ -18,7 +18,7 @@ from pyro_radial.functional.divergences.process import kl_of_marginals
 from pyro_radial.functional.guide_process import GuideProcess
 from pyro_radial.functional.priors import PosteriorProcess
 from pyro_radial.infer.data import num_rows
-from pyro_radial.infer.elbo import Run, TermsELBO, check_weight
+from pyro_radial.infer.loss.elbo import Run, TermsELBO, check_weight
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.nn.modules import device_of

@@ -44,12 +44,12 @@ from pyro_radial.distributions.wrappers import (
     with_base,
 )
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.diagnose import UNMOVED
+from pyro_radial.infer.diagnose.diagnose import UNMOVED
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import find_network
+from pyro_radial.nn.under_priors import UnderPriors
 from pyro_radial.poutine.swap_prior import (
     SwapPriorMessenger,
-    UnderPriors,
     check_new_prior,
     is_guide,
 )

@@ -14,7 +14,7 @@ from torch import nn
 from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.nn.supervised import SupervisedModel

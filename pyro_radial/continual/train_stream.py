@@ -23,7 +23,7 @@ from pyro_radial.continual.prior_chain import PriorChain, model_entries
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
 from pyro_radial.infer.data import num_rows
-from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.checkpoint import (

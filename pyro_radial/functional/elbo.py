@@ -30,7 +30,7 @@ from pyro_radial.functional.priors.function_prior import (
     check_floating,
     check_prior,
 )
-from pyro_radial.infer.elbo import Run, TermsELBO, check_weight
+from pyro_radial.infer.loss.elbo import Run, TermsELBO, check_weight
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.poutine.local_reparameterization import check_drawn

@@ -19,8 +19,8 @@ from pyro_radial._pyro.compat import is_capturing, is_subsample
 from pyro_radial._pyro.types import Guide, Message, Node
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.elbo import Run
-from pyro_radial.infer.site_kl import is_auxiliary, own_distribution
+from pyro_radial.infer.loss.elbo import Run
+from pyro_radial.infer.loss.site_kl import is_auxiliary, own_distribution
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.nn.linearized.site_moments import moments_of_site
 from pyro_radial.nn.modules import evaluating

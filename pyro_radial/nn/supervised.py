@@ -23,7 +23,7 @@ from pyro_radial.nn.functional_net import Arguments
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, is_target
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
-from pyro_radial.poutine.swap_prior import UnderPriors
+from pyro_radial.nn.under_priors import UnderPriors
 
 
 class SupervisedModel(nn.Module):

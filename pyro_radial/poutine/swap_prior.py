@@ -18,6 +18,7 @@ from torch.distributions import Distribution
 from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.types import Message, Model
 from pyro_radial.distributions.wrappers import expand_copy, leaf, mask_of, on_support
+from pyro_radial.nn.under_priors import UnderPriors
 
 # The most elements that are drawn to compare two distributions.
 _NUM_CHECKED = 100_000
@@ -68,34 +69,6 @@ class SwapPriorMessenger(Messenger):
         """Raise a ValueError naming the required sites that no run of the model had."""
         if missing := sorted(self.required - self.swapped):
             raise ValueError(f"priors must name latent sites of the model, got {missing}")
-
-
-class UnderPriors(nn.Module):
-    """Base class of a model that runs under other priors. A subclass defines :meth:`priors`.
-
-    Everything else is the model's own, so that a prediction may sample the parameters of its network under
-    :meth:`priors` without running the model.
-    """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def priors(self) -> SwapPriorMessenger:
-        """Return the handler that changes the priors of sites, and nothing else."""
-        raise NotImplementedError
-
-    @property
-    def likelihood(self) -> Any:
-        """The likelihood of the model, for predictions."""
-        return self.model.likelihood  # type: ignore[attr-defined]
-
-    def forward(self, *args: object, **kwargs: object) -> object:
-        """Run the model under the priors."""
-        with self.priors() as messenger:
-            result = self.model(*args, **kwargs)
-        messenger.check_required()
-        return result
 
 
 class _Swapped(UnderPriors):

@@ -20,7 +20,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from pyro_radial.infer.autoguide.per_site import AutoPerSite
-from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO
 
 NUM_PARTICLES = 2_000
 STANDARD_ERRORS = 4.0

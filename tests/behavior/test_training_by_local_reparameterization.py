@@ -18,8 +18,8 @@ from pyro_radial import (
     TermsELBO,
     fit,
 )
-from pyro_radial.infer import diagnose
-from pyro_radial.infer.step.not_finite import find_not_finite
+from pyro_radial.infer.diagnose.diagnose import diagnose
+from pyro_radial.infer.loss.not_finite import find_not_finite
 from pyro_radial.nn import likelihoods
 from tests.helpers.devices import CountHostReads
 from tests.helpers.local_reparameterization import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression

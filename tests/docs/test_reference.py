@@ -73,8 +73,8 @@ def test_a_name_is_found_wherever_it_is_exported_from():
     assert reference.public_name("pyro_radial.functional.priors.GaussianProcess.fit")[1] == (
         "pyro_radial.functional.GaussianProcess.fit"
     )
-    assert reference.public_name("pyro_radial.infer.elbo.TermsELBO")[1] == "pyro_radial.infer.TermsELBO"
+    assert reference.public_name("pyro_radial.infer.loss.elbo.TermsELBO")[1] == "pyro_radial.infer.TermsELBO"
     assert reference.public_name("pyro_radial.infer.no_such_name") == (None, None)
-    private, name = reference.public_name("pyro_radial.infer.step.not_finite.first_not_finite")
+    private, name = reference.public_name("pyro_radial.infer.loss.not_finite.first_not_finite")
     assert private is not None
     assert name is None

@@ -18,7 +18,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.functional import PosteriorProcess
 from pyro_radial.functional.guide_process import GuideProcess
-from pyro_radial.infer.elbo import Run
+from pyro_radial.infer.loss.elbo import Run
 from pyro_radial.nn import likelihoods
 from tests.helpers.linear_models import WIDTH, by_hand, features, inputs
 

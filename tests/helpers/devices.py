@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.compat import tree_leaves
-from pyro_radial.infer.step import inductor, loss_graphs
-from pyro_radial.infer.step.captured import Device
+from pyro_radial.infer.compiler import inductor, loss_graphs
+from pyro_radial.infer.compiler.cuda import Device
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 

@@ -45,8 +45,8 @@ from pyro_radial import (
     TermsELBO,
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess, SteinKL, UniformBox
-from pyro_radial.infer.step.loss_evaluation import AS_IT_IS
-from pyro_radial.infer.step.loss_graphs import Graphs
+from pyro_radial.infer.compiler.cache import Graphs
+from pyro_radial.infer.step.evaluation import AS_IT_IS
 from pyro_radial.nn import likelihoods
 from tests.helpers import local_reparameterization
 from tests.helpers.networks import WithForce

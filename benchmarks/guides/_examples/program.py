@@ -14,9 +14,9 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_radial import TermsELBO
-from pyro_radial.infer.step.loss_evaluation import Call, LossEvaluation
-from pyro_radial.infer.step.loss_graphs import Graphs
-from pyro_radial.infer.step.step import keep_terms
+from pyro_radial.infer.compiler.cache import Graphs
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation
+from pyro_radial.infer.step.stepper import keep_terms
 
 
 class Program(NamedTuple):

@@ -24,7 +24,7 @@ from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.numerics import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.per_site import LocScaleSite
-from pyro_radial.infer.elbo import TermsELBO, num_data_of
+from pyro_radial.infer.loss.elbo import TermsELBO, num_data_of
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
     GraphOptimizer,

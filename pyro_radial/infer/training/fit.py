@@ -25,8 +25,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from pyro_radial._pyro.checks import optional, positive_count, random_seed
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.data import Batches, Rows
-from pyro_radial.infer.diagnose import not_standardized
-from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.diagnose.diagnose import not_standardized
+from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions

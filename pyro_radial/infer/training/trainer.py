@@ -16,9 +16,11 @@ from torch.optim import Optimizer
 from pyro_radial._pyro.checks import load_states, states
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Model
+from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.data import num_rows, split_batch
-from pyro_radial.infer.elbo import TermsELBO
-from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.loss.elbo import TermsELBO
+from pyro_radial.infer.loss.not_finite import check_parameters, find_not_finite, not_finite_error
+from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
     GuideOptim,
@@ -27,10 +29,8 @@ from pyro_radial.infer.optim.joint import (
     make_optimizer,
     unconstrained_parameters,
 )
-from pyro_radial.infer.step.loss_evaluation import Call, LossEvaluation, evaluate_loss, has_terms
-from pyro_radial.infer.step.loss_graphs import Graphs
-from pyro_radial.infer.step.not_finite import check_parameters, find_not_finite, not_finite_error
-from pyro_radial.infer.step.step import FiniteCheck, Step, take_step
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation, evaluate_loss, has_terms
+from pyro_radial.infer.step.stepper import FiniteCheck, Step, take_step
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copy_state
 from pyro_radial.nn.modules import Autocast, device_of, evaluating
 from pyro_radial.poutine import mean_only

@@ -23,13 +23,13 @@ from pyro_radial._pyro.compat import mark_stepped, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.data import Batches, Rows, num_rows
-from pyro_radial.infer.elbo import TermsELBO
-from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.loss.elbo import TermsELBO
+from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.joint import Optim, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, COMPILED, RECORDED
-from pyro_radial.infer.step.loss_graphs import Graphs
+from pyro_radial.infer.step.evaluation import AS_IT_IS, COMPILED, RECORDED
 from pyro_radial.infer.training.checkpoint import Checkpoint, Settings, State, plain_settings
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms

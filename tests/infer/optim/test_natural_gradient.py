@@ -29,11 +29,11 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.compiler import cache
+from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.optim import natural_gradient
 from pyro_radial.infer.optim.joint import JointOptimizer
 from pyro_radial.infer.optim.natural_gradient import NaturalGradient, _inverse_slope
-from pyro_radial.infer.step import loss_graphs
-from pyro_radial.infer.step.loss_graphs import Graphs
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, trained
@@ -548,7 +548,7 @@ COMPILED = {
 @pytest.mark.parametrize("setting", COMPILED)
 def test_recorded_steps_are_the_steps_as_they_are(setting, recorded_only, monkeypatch):
     options, net, left = COMPILED[setting]
-    monkeypatch.setattr(loss_graphs, "_is_checked", lambda step: False)
+    monkeypatch.setattr(cache, "_is_checked", lambda step: False)
     ends = []
     for compiled in (False, True):
         model, guide = problem(net)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO
-from pyro_radial.infer.step import inductor as code
+from pyro_radial.infer.compiler import inductor as code
 from pyro_radial.nn import likelihoods
 from tests.helpers.devices import CountHostReads
 from tests.helpers.runs import assert_same, data, killed, problem, trained

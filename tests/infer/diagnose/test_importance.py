@@ -17,9 +17,15 @@ from scipy import stats
 from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, diagnose
-from pyro_radial.infer import importance
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.importance import NUM_DRAWS, IntervalShare, interval_shares, judge_intervals, smooth_weights
+from pyro_radial.infer.diagnose import importance
+from pyro_radial.infer.diagnose.importance import (
+    NUM_DRAWS,
+    IntervalShare,
+    interval_shares,
+    judge_intervals,
+    smooth_weights,
+)
 from pyro_radial.nn import likelihoods
 
 

@@ -16,20 +16,20 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import optional, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
+from pyro_radial.infer.compiler.cache import Graphs
+from pyro_radial.infer.compiler.inductor import Options
+from pyro_radial.infer.compiler.program import check_observations
+from pyro_radial.infer.loss.lazy_loss import Loss, as_number
+from pyro_radial.infer.loss.not_finite import find_not_finite, not_finite_error
 from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
-from pyro_radial.infer.step.inductor import Options
-from pyro_radial.infer.step.lazy_loss import Loss, as_number
-from pyro_radial.infer.step.loss_evaluation import (
+from pyro_radial.infer.step.evaluation import (
     AS_IT_IS,
     Call,
     LossEvaluation,
     has_terms,
     scale_gradients,
 )
-from pyro_radial.infer.step.loss_graphs import Graphs
-from pyro_radial.infer.step.not_finite import find_not_finite, not_finite_error
-from pyro_radial.infer.step.recording import check_observations
-from pyro_radial.infer.step.step import FiniteCheck, Step, keep_terms, take_step
+from pyro_radial.infer.step.stepper import FiniteCheck, Step, keep_terms, take_step
 
 
 class UsesGraphs:

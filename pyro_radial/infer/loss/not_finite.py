@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
-from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
 

@@ -26,8 +26,13 @@ from pyro_radial._pyro.compat import (
     is_deterministic,
 )
 from pyro_radial._pyro.types import Guide, Model, Node
-from pyro_radial.infer.loss_terms import LossTerms, as_tensor, average
-from pyro_radial.infer.site_kl import RecordDistribution, analytic_kl, estimate_kl, is_auxiliary
+from pyro_radial.infer.loss.site_kl import (
+    RecordDistribution,
+    analytic_kl,
+    estimate_kl,
+    is_auxiliary,
+)
+from pyro_radial.infer.loss.terms import LossTerms, as_tensor, average
 from pyro_radial.nn.modules import Autocast
 
 PARTICLE_PLATE = "num_particles_vectorized"

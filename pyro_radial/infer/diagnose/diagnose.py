@@ -20,11 +20,16 @@ from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.data import Rows, move, num_rows
-from pyro_radial.infer.elbo import TermsELBO, not_finite_parameter
-from pyro_radial.infer.importance import LEVEL, IntervalShare, interval_shares, judge_intervals
-from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.diagnose.importance import (
+    LEVEL,
+    IntervalShare,
+    interval_shares,
+    judge_intervals,
+)
+from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter
+from pyro_radial.infer.loss.not_finite import first_not_finite
+from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
-from pyro_radial.infer.step.not_finite import first_not_finite
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.likelihoods import (
     FUNCTION_SITE,

@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.step.noise import split_noise
-from pyro_radial.infer.step.program_state import metadata_of
-from pyro_radial.infer.step.tensor_graph import ChangedTensors, Graph, restore_tensors
+from pyro_radial.infer.compiler.noise import split_noise
+from pyro_radial.infer.compiler.state import metadata_of
+from pyro_radial.infer.compiler.tensor_graph import ChangedTensors, Graph, restore_tensors
 
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
 # Vector instructions that torch itself uses need no trial compilation, which takes seconds.

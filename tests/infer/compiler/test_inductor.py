@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, TermsELBO
-from pyro_radial.infer.step import inductor
+from pyro_radial.infer.compiler import inductor
 from tests.helpers.networks import classifier, data
 from tests.helpers.programs import PROGRAMS, Graphed
 

@@ -19,11 +19,11 @@ from pyro_radial._pyro.compat import (
     steps_stop,
     stop_where,
 )
+from pyro_radial.infer.compiler.inductor import GraphFunction
+from pyro_radial.infer.compiler.program import Recording
+from pyro_radial.infer.compiler.signature import Leaves
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
-from pyro_radial.infer.step.inductor import GraphFunction
-from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluation
-from pyro_radial.infer.step.recording import Recording
-from pyro_radial.infer.step.signature import Leaves
+from pyro_radial.infer.step.evaluation import CAPTURED, Call, LossEvaluation
 
 # Steps before a capture, in which the optimizer creates its state and kernels are loaded.
 WARM_UPS = 2

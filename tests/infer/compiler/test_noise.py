@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from pyro_radial._pyro.compat import record_graph
-from pyro_radial.infer.step import noise
-from pyro_radial.infer.step.noise import split_noise
+from pyro_radial.infer.compiler import noise
+from pyro_radial.infer.compiler.noise import split_noise
 
 
 def draws(x):

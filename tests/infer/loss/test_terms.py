@@ -14,7 +14,7 @@ import torch
 from pyro.infer import SVI
 
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
-from pyro_radial.infer.loss_terms import LossTerms, average
+from pyro_radial.infer.loss.terms import LossTerms, average
 from tests.helpers.models import X, Y, network
 from tests.helpers.scale_priors import scale_mixture
 

@@ -26,8 +26,8 @@ from pyro_radial._pyro.compat import (
     stored_parameters,
 )
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
-from pyro_radial.infer.elbo import TermsELBO
-from pyro_radial.infer.loss_terms import LossTerms, as_tensor
+from pyro_radial.infer.loss.elbo import TermsELBO
+from pyro_radial.infer.loss.terms import LossTerms, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
 # How a program ran; see :attr:`LossEvaluation.mode`.

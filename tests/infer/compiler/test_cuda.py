@@ -14,9 +14,9 @@ from pyro.infer.autoguide import AutoDelta
 from torch.optim.lr_scheduler import ExponentialLR
 
 from pyro_radial import AutoRadial, CompiledSVI, NaturalGradient, TermsELBO, fit
-from pyro_radial.infer.step import inductor
-from pyro_radial.infer.step.captured import MOST_CAPTURES, CaptureError
-from pyro_radial.infer.step.loss_evaluation import CAPTURED, COMPILED
+from pyro_radial.infer.compiler import inductor
+from pyro_radial.infer.compiler.cuda import MOST_CAPTURES, CaptureError
+from pyro_radial.infer.step.evaluation import CAPTURED, COMPILED
 from tests.helpers.devices import capture_on_cpu, waiting_is_an_error
 from tests.helpers.networks import classifier, data, mlp
 from tests.helpers.runs import assert_same, killed, problem, trained

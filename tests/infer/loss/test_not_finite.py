@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import SGD
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.infer.step.not_finite import first_not_finite
+from pyro_radial.infer.loss.not_finite import first_not_finite
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, problem, trained
 

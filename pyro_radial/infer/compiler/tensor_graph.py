@@ -30,7 +30,7 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.step.program_state import MOST_BYTES, UnrecordableError
+from pyro_radial.infer.compiler.state import MOST_BYTES, UnrecordableError
 
 # Functions that copy values to the host, besides operations, which have tags. Legacy constructors, such as
 # torch.FloatTensor([number]), call __float__.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_radial.infer.step.lazy_loss import DeviceLoss, as_number
+from pyro_radial.infer.loss.lazy_loss import DeviceLoss, as_number
 
 # A tensor in host memory stands for one on a device.
 LOSS, OTHER = DeviceLoss(torch.tensor(2.5)), DeviceLoss(torch.tensor(4.0))

@@ -20,8 +20,8 @@ from torch import nn
 from benchmarks.guides.pyro_examples import PROGRAMS as PYRO_EXAMPLES
 from benchmarks.guides.pyro_examples import TARGET, measure
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, NaturalGradient, TermsELBO
-from pyro_radial.infer.step import loss_graphs
-from pyro_radial.infer.step.loss_evaluation import AS_IT_IS, CAPTURED, CHECKED, COMPILED, RECORDED
+from pyro_radial.infer.compiler import cache
+from pyro_radial.infer.step.evaluation import AS_IT_IS, CAPTURED, CHECKED, COMPILED, RECORDED
 from pyro_radial.poutine import mean_only
 from tests.helpers.devices import capture_on_cpu
 from tests.helpers.networks import classifier, data, mlp
@@ -332,7 +332,7 @@ def test_checked_steps_are_those_of_the_graph(optim, monkeypatch):
     final_values = []
     for checked in (False, True):
         if not checked:
-            monkeypatch.setattr(loss_graphs, "_is_checked", lambda step: False)
+            monkeypatch.setattr(cache, "_is_checked", lambda step: False)
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         model = classifier(net=mlp())
@@ -351,4 +351,4 @@ def test_checked_steps_are_those_of_the_graph(optim, monkeypatch):
 
 
 def test_each_thousandth_step_is_checked():
-    assert [step for step in range(1, 3_500) if loss_graphs._is_checked(step)] == [2, 10, 100, 1_000, 2_000, 3_000]
+    assert [step for step in range(1, 3_500) if cache._is_checked(step)] == [2, 10, 100, 1_000, 2_000, 3_000]

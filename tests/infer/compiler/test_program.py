@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO
-from pyro_radial.infer.step import loss_graphs
+from pyro_radial.infer.compiler import cache
 from tests.helpers.networks import classifier, data
 from tests.helpers.programs import (
     Graphed,
@@ -225,7 +225,7 @@ def test_a_program_that_is_no_graph_runs_as_it_is_with_a_reason(name, monkeypatc
         found = take_steps(svi, program, 1)
     # Said once, and not tried again.
     assert sum("uncompiled" in str(warning.message) for warning in caught) == 1
-    monkeypatch.setattr(loss_graphs, "record_program", None)
+    monkeypatch.setattr(cache, "record_program", None)
     found += take_steps(svi, program, 2)
     assert_same_steps(found, expected)
     assert len(svi.eager_reasons) == 1

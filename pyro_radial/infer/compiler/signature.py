@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import tree_flatten, tree_map, tree_unflatten
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.step.program_state import PLAIN, UnrecordableError, metadata_of
+from pyro_radial.infer.compiler.state import PLAIN, UnrecordableError, metadata_of
 
 # Types of leaves whose values a graph fixes.
 COMPARED = (*PLAIN, range, type, Enum)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, diagnose, fit
-from pyro_radial.infer.diagnose import not_standardized
+from pyro_radial.infer.diagnose.diagnose import not_standardized
 from pyro_radial.nn import likelihoods
 
 ROWS = 40

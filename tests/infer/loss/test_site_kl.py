@@ -27,7 +27,7 @@ def test_particles_share_the_kl_of_distributions_that_do_not_depend_on_them(monk
         sizes.append(q.batch_shape.numel())
         return torch.distributions.kl_divergence(q, p)
 
-    monkeypatch.setattr("pyro_radial.infer.site_kl.kl_divergence", counted)
+    monkeypatch.setattr("pyro_radial.infer.loss.site_kl.kl_divergence", counted)
     model = network()
     elbo = TermsELBO(num_particles=7, vectorize_particles=True, max_plate_nesting=1)
     elbo(model, AutoMeanField(model))(X, Y)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from pyro_radial._pyro.compat import steps_stop, stop_where, tree_leaves
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients
-from pyro_radial.infer.step.loss_evaluation import CAPTURED, Call, LossEvaluation, has_terms
+from pyro_radial.infer.step.evaluation import CAPTURED, Call, LossEvaluation, has_terms
 
 # Reading a loss waits for the device. So a GPU's losses are checked after this many steps, or after fewer if the
 # arguments of these steps take more bytes than MOST_BYTES.

@@ -17,9 +17,19 @@ from pyro_radial._pyro.compat import (
     reader_of_setting,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
-from pyro_radial.infer.step.captured import CapturedStep, CaptureError, Device, device_graphs
-from pyro_radial.infer.step.inductor import GraphFunction, Options, agree, compile_once, has_code
-from pyro_radial.infer.step.loss_evaluation import (
+from pyro_radial.infer.compiler.cuda import CapturedStep, CaptureError, Device, device_graphs
+from pyro_radial.infer.compiler.inductor import (
+    GraphFunction,
+    Options,
+    agree,
+    compile_once,
+    has_code,
+)
+from pyro_radial.infer.compiler.program import Recording, record_program, suspend_garbage_collection
+from pyro_radial.infer.compiler.signature import Leaves, Numbers, descriptions, has_nan, kinds
+from pyro_radial.infer.compiler.state import UnrecordableError
+from pyro_radial.infer.compiler.tensor_graph import ChangedTensors, restore_tensors
+from pyro_radial.infer.step.evaluation import (
     CHECKED,
     COMPILED,
     JITTED,
@@ -29,10 +39,6 @@ from pyro_radial.infer.step.loss_evaluation import (
     evaluate_loss,
     is_differentiable,
 )
-from pyro_radial.infer.step.program_state import UnrecordableError
-from pyro_radial.infer.step.recording import Recording, record_program, suspend_garbage_collection
-from pyro_radial.infer.step.signature import Leaves, Numbers, descriptions, has_nan, kinds
-from pyro_radial.infer.step.tensor_graph import ChangedTensors, restore_tensors
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000

@@ -34,15 +34,15 @@ from pyro_radial._pyro.compat import (
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Message, Model, Node
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.elbo import TermsELBO, entropies
-from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.step.loss_evaluation import (
-    Call,
-    LossEvaluation,
-    evaluate_loss,
-    scale_gradients,
+from pyro_radial.infer.compiler.signature import (
+    Leaves,
+    Numbers,
+    as_tensor_of,
+    descriptions,
+    is_number,
+    rebuilder,
 )
-from pyro_radial.infer.step.program_state import (
+from pyro_radial.infer.compiler.state import (
     Code,
     Slot,
     State,
@@ -51,15 +51,7 @@ from pyro_radial.infer.step.program_state import (
     line,
     metadata_of,
 )
-from pyro_radial.infer.step.signature import (
-    Leaves,
-    Numbers,
-    as_tensor_of,
-    descriptions,
-    is_number,
-    rebuilder,
-)
-from pyro_radial.infer.step.tensor_graph import (
+from pyro_radial.infer.compiler.tensor_graph import (
     ChangedTensors,
     Graph,
     note_replaced_buffers,
@@ -67,6 +59,14 @@ from pyro_radial.infer.step.tensor_graph import (
     restore_after,
     restore_buffers,
     restore_tensors,
+)
+from pyro_radial.infer.loss.elbo import TermsELBO, entropies
+from pyro_radial.infer.loss.terms import LossTerms
+from pyro_radial.infer.step.evaluation import (
+    Call,
+    LossEvaluation,
+    evaluate_loss,
+    scale_gradients,
 )
 from pyro_radial.nn.modules import device_of, dtype_of
 

@@ -1,0 +1,4 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Diagnose a trained guide."""
