@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.compat import tree_leaves
-from pyro_radial.infer.compiler import inductor, loss_graphs
+from pyro_radial.infer.compiler import cache, inductor
 from pyro_radial.infer.compiler.cuda import Device
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -77,7 +77,7 @@ class CalledAgain(Device):
 def capture_on_cpu(monkeypatch):
     """Let all graphs capture by a stand-in, and run as recorded instead of compiled; returns the stand-in."""
     device = CalledAgain()
-    monkeypatch.setattr(loss_graphs, "device_graphs", lambda _: device)
+    monkeypatch.setattr(cache, "device_graphs", lambda _: device)
     monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: module)
     inductor.forget()
     return device

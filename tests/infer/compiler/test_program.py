@@ -167,7 +167,7 @@ def of_loss(loss):
     return Program(line, guide, loss, (X, Y))
 
 
-FILE_AND_LINE = rf"\(test_recording.py, line {branching.__code__.co_firstlineno + 2}\)"
+FILE_AND_LINE = rf"\(test_program.py, line {branching.__code__.co_firstlineno + 2}\)"
 #: Programs that are no graphs, and the reason.
 REFUSED = {
     "branch on a draw": (partial(of_model, branching), f"reads the value of a tensor .* {FILE_AND_LINE}"),
