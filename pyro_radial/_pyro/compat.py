@@ -4,6 +4,7 @@
 """Every undocumented name of Pyro or torch that the library uses, so that a change there breaks one line."""
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,8 +41,7 @@ from torch import Tensor, compiler, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
@@ -55,6 +55,7 @@ __all__ = [
     "addresses",
     "adopt",
     "after_hooks",
+    "capturing",
     "check_mean_field_requirement",
     "check_model_guide_match",
     "check_site_shape",
@@ -83,7 +84,6 @@ __all__ = [
     "prototype_hide_fn",
     "pyro_settings",
     "reader_of_setting",
-    "record_graph",
     "remove_host_reads",
     "set_context",
     "standard_gamma",
@@ -96,7 +96,6 @@ __all__ = [
     "tree_map",
     "tree_map_only",
     "tree_unflatten",
-    "untraced",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -124,13 +123,30 @@ def is_subsample(site: Node) -> bool:
     return site_is_subsample(cast("Any", site))
 
 
+class _Capture(threading.local):
+    is_active = False
+
+
+_capture = _Capture()
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Let :func:`is_capturing` return true in the block, in this thread."""
+    _capture.is_active = True
+    try:
+        yield
+    finally:
+        _capture.is_active = False
+
+
 def is_capturing() -> bool:
     """Return whether this thread records a graph, where the host must not read values."""
-    return get_proxy_mode() is not None
+    return _capture.is_active or get_proxy_mode() is not None
 
 
 def is_traced() -> bool:
-    """Return whether a compiler or ``make_fx`` records what is computed."""
+    """Return whether a compiler or our own recorder records what is computed."""
     return compiler.is_compiling() or is_capturing()
 
 
@@ -233,13 +249,6 @@ def constant_in_graphs(function: F) -> F:
     """Do what ``torch.compiler.assume_constant_result`` does, without importing the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-def record_graph(function: Callable[..., object], inputs: Sequence[Tensor]) -> GraphModule:
-    """Record the operations of a function of tensors by running it."""
-    # Without a shared mode of fake tensors, each result makes its own, with the whole call stack.
-    with tracing(TracingContext(FakeTensorMode())):
-        return make_fx(function)(*inputs)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pyro_radial.infer.compiler.state import Metadata
+
 aten = torch.ops.aten
 EMPTY = (
     aten.empty.memory_format,
@@ -41,9 +43,7 @@ class Source(NamedTuple):
     draw: Callable[[], Tensor]
     #: ``torch.randn`` or ``torch.rand`` if the result can be a slice of one larger draw, else None.
     standard: Any
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
+    metadata: Metadata
 
 
 def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
@@ -75,7 +75,7 @@ def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
-    on_host = all(source.device.type == "cpu" for source in sources)
+    on_host = all(source.metadata.device.type == "cpu" for source in sources)
     return partial(_draw_one_by_one if on_host else _draw_together, sources), module
 
 
@@ -92,12 +92,16 @@ def _draw_together(sources: Sequence[Source]) -> list[Tensor]:
         if source.standard is None:
             draws[number] = source.draw()
         else:
-            groups.setdefault((source.standard, source.dtype, source.device), []).append(number)
+            groups.setdefault(
+                (source.standard, source.metadata.dtype, source.metadata.device), []
+            ).append(number)
     for (function, dtype, device), members in groups.items():
-        padded = [-(-sources[number].shape.numel() // ALIGNED) * ALIGNED for number in members]
+        padded = [
+            -(-sources[number].metadata.shape.numel() // ALIGNED) * ALIGNED for number in members
+        ]
         slices = function(sum(padded), dtype=dtype, device=device).split(padded)
         for number, piece in zip(members, slices, strict=True):
-            shape = sources[number].shape
+            shape = sources[number].metadata.shape
             draws[number] = piece[: shape.numel()].view(shape)
     return [draws[number] for number in range(len(sources))]
 
@@ -120,28 +124,28 @@ def _source_of(node: Node) -> Source | None:
         x, drop_probability, train = args
         if not train or not isinstance(x, Node):
             return None
-        value = x.meta["val"]
-        draw = partial(_draw_dropout_mask, value.shape, float(drop_probability), value.device)  # type: ignore[arg-type]
-        return Source(draw, None, value.shape, torch.bool, value.device)
-    value = node.meta["val"]
-    if not isinstance(value, Tensor):
+        mask: Metadata = x.meta["metadata"]._replace(dtype=torch.bool)
+        draw = partial(_draw_dropout_mask, mask.shape, float(drop_probability), mask.device)  # type: ignore[arg-type]
+        return Source(draw, None, mask)
+    metadata: Metadata | None = node.meta.get("metadata")
+    if metadata is None:
         return None
     if target in FILLING:
         if not _is_empty(args[0]):
             return None
-        draw = partial(_draw_into_memory, target, value, args[1:], kwargs)
+        draw = partial(_draw_into_memory, target, metadata, args[1:], kwargs)
     elif target in LIKE:
-        draw = partial(_draw_into_memory, target, value, (), {})
+        draw = partial(_draw_into_memory, target, metadata, (), {})
     elif node.all_input_nodes:
         return None
     else:
         draw = partial(target, *args, **kwargs)
     standard = None
-    if target in STANDARD_NORMAL and value.is_contiguous():
+    if metadata.is_contiguous() and target in STANDARD_NORMAL:
         standard = torch.randn
-    elif target in STANDARD_UNIFORM and value.is_contiguous():
+    elif metadata.is_contiguous() and target in STANDARD_UNIFORM:
         standard = torch.rand
-    return Source(draw, standard, value.shape, value.dtype, value.device)
+    return Source(draw, standard, metadata)
 
 
 def _is_empty(node: object) -> bool:
@@ -154,11 +158,13 @@ def _is_empty(node: object) -> bool:
 
 
 def _draw_into_memory(
-    target: Callable[..., Tensor], like: Tensor, args: Sequence[object], kwargs: dict[str, Any]
+    target: Callable[..., Tensor],
+    metadata: Metadata,
+    args: Sequence[object],
+    kwargs: dict[str, Any],
 ) -> Tensor:
-    """Return the draw of an operation that fills memory, in new memory with the properties of ``like``."""
-    memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return target(memory, *args, **kwargs)
+    """Return the draw of an operation that fills memory, in new memory with these properties."""
+    return target(metadata.empty(), *args, **kwargs)
 
 
 def _draw_dropout_mask(shape: torch.Size, drop_probability: float, device: torch.device) -> Tensor:

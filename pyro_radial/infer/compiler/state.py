@@ -86,9 +86,26 @@ class UnrecordableError(Exception):
     """A program cannot be recorded as one graph; the text is the reason."""
 
 
-def metadata_of(tensor: Tensor) -> tuple[object, ...]:
+class Metadata(NamedTuple):
+    """The properties of a tensor that compiled code depends on."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def is_contiguous(self) -> bool:
+        """Return whether elements lie in memory in their order."""
+        return self.stride == torch.empty(self.shape, device="meta").stride()
+
+    def empty(self) -> Tensor:
+        """Return new memory for such a tensor."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+def metadata_of(tensor: Tensor) -> Metadata:
     """Return the properties of a tensor that compiled code depends on."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return Metadata(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 class Code:

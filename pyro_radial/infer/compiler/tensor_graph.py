@@ -4,6 +4,7 @@
 """Record a function of tensors as a graph, and find the tensors that it changes."""
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,25 +13,25 @@ from typing import Any, NamedTuple
 
 import pyro
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_radial._pyro.compat import (
     ReplaceFunctions,
-    is_capturing,
-    record_graph,
+    capturing,
     tree_flatten,
     tree_leaves,
+    tree_map,
     tree_unflatten,
-    untraced,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.compiler.state import MOST_BYTES, UnrecordableError
+from pyro_radial.infer.compiler.state import MOST_BYTES, UnrecordableError, metadata_of
 
 # Functions that copy values to the host, besides operations, which have tags. Legacy constructors, such as
 # torch.FloatTensor([number]), call __float__.
@@ -58,6 +59,8 @@ SHAPE_READ = (
 )
 # The largest value in bytes that Python may read from the arguments; it becomes a guard.
 MOST_GUARDED = 64
+# The types of arguments of operations that a graph can hold, besides tensors.
+ARGUMENT_TYPES = (*fx.node.base_types, type(None), torch.layout)
 # The arguments, in the set of sources that a value is computed from.
 ARGUMENTS = -1
 LITERAL = torch.ops.aten.lift_fresh.default
@@ -133,45 +136,41 @@ def record(
     :param changed: tensors that the function changes, and that may not be read.
     :raises UnrecordableError: if the function does something that a graph cannot do.
     """
-    inputs = [*numbers, *arguments]
-    leaves: list[object] = []
-    tree: Any = None
-
-    def flat_results(*tensors: Tensor) -> list[Tensor]:
-        nonlocal tree
-        result_leaves, tree = tree_flatten(function(*tensors))
-        leaves[:] = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in result_leaves]
-        return [*_tensors_in(result_leaves), *reads.guarded]
-
-    reads = _HostReads(numbers[1:], arguments, readable, changed)
+    recorder = _Recorder(numbers, arguments, readable, changed)
     replacements: dict[Any, Callable[..., Any]] = {}
     for function_to_host in TO_HOST:
-        replacements[function_to_host] = partial(reads.copy_to_host, function_to_host)
+        replacements[function_to_host] = partial(recorder.copy_to_host, function_to_host)
     for constructor in CONSTRUCTORS:
-        replacements[constructor] = partial(reads.construct, constructor)
+        replacements[constructor] = partial(recorder.construct, constructor)
     copies = ReplaceFunctions(replacements)
-    with pyro.validation_enabled(False), reads, copies:
-        module = record_graph(flat_results, inputs)
-    constants = _lift_constants(module)
+    with pyro.validation_enabled(False), capturing(), recorder, copies:
+        leaves, tree = tree_flatten(function(*numbers, *arguments))
+    module = recorder.finish([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    constants = recorder.constants
     if any(constant.layout is not torch.strided for constant in constants):
         raise UnrecordableError("it uses a sparse tensor")
-    guards = _split_off_guards(module, constants, len(numbers), reads.guarded)
-    device = inputs[0].device if inputs else torch.device("cpu")
+    guards = _split_off_guards(module, constants, len(numbers), recorder.guarded)
+    device = numbers[0].device if numbers else torch.device("cpu")
     if device.type != "cpu":
         constants = _fold_literals(device, module, constants)
-    return Graph(module, constants, leaves, tree, reads.host_read_ids, guards)
+    leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return Graph(module, constants, leaves, tree, recorder.host_read_ids, guards)
 
 
-class _HostReads(TorchDispatchMode):
-    """Follow which inputs each value is computed from, note the values that Python reads, and refuse the others.
+class _Recorder(TorchDispatchMode):
+    """Record the operations in the block as nodes of a graph, and note the values that Python reads.
 
-    Python may read values that are computed only from numbers, readable tensors and arguments.
+    ``torch.fx.experimental.proxy_tensor.make_fx`` does the first too. It takes ten times as long, since it also runs
+    each operation on fake tensors.
+
+    Python may read values that are computed only from numbers, readable tensors and arguments; it follows which inputs
+    each value is computed from.
     """
 
     def __init__(
         self,
-        numbers: Iterable[Tensor],
-        arguments: Iterable[Tensor],
+        numbers: Sequence[Tensor],
+        arguments: Sequence[Tensor],
         readable: Iterable[Tensor],
         changed: Iterable[Tensor],
     ) -> None:
@@ -179,6 +178,15 @@ class _HostReads(TorchDispatchMode):
         self.host_read_ids: set[int] = set()
         #: The values that Python has read from arguments.
         self.guarded: list[Tensor] = []
+        #: The tensors that are read and neither inputs nor results of operations.
+        self.constants: list[Tensor] = []
+        self._graph = fx.Graph()
+        self._nodes: Any = WeakTensorKeyDictionary()
+        for position, tensor in enumerate((*numbers, *arguments)):
+            self._set_node(tensor, self._graph.placeholder(f"input_{position}"))
+        # The node of the latest constant; constants come before the inputs, which operations follow.
+        self._latest_constant: Node | None = None
+        self._is_paused = False
         # For each tensor's memory: the ids of the numbers and readable tensors that its values are computed from, and
         # ``ARGUMENTS`` for arguments; None if Python may not read them.
         self._sources: dict[int, set[int] | None] = {}
@@ -189,19 +197,25 @@ class _HostReads(TorchDispatchMode):
         for tensor in readable:
             if _is_readable(tensor):
                 self._set_sources(tensor, {id(tensor)})
-        for tensor in numbers:
+        for tensor in numbers[1:]:
             self._set_sources(tensor, {id(tensor)})
         for tensor in arguments:
             self._set_sources(tensor, {ARGUMENTS})
         for tensor in changed:
             self._set_sources(tensor, None)
 
+    def finish(self, results: Sequence[Tensor]) -> GraphModule:
+        """Return a module that computes the results, and then the values that Python has read from arguments."""
+        self._graph.output([self._node_of(tensor) for tensor in (*results, *self.guarded)])
+        self._graph.eliminate_dead_code(_has_effect)
+        return GraphModule(nn.Module(), self._graph)
+
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        """Run an operation, note the sources of its results, and the values that Python reads by it."""
+        """Run an operation, record it, and note the sources of its results, and the values that Python reads by it."""
         kwargs = kwargs or {}
-        if not is_capturing():
+        if self._is_paused:
             return func(*args, **kwargs)
         shape = torch.Tag.dynamic_output_shape in func.tags
         if func is torch.ops.aten.index.Tensor:
@@ -210,10 +224,9 @@ class _HostReads(TorchDispatchMode):
                 indices += self._index_tensors(index)
             args = args[0], indices
         elif shape or torch.Tag.data_dependent_output in func.tags:
-            with untraced():
-                result = func(*args, **kwargs)
-            traced = func(*args, **kwargs) if shape else (args, kwargs)
-            self.note_read((args, kwargs), SHAPE_READ if shape else VALUE_READ, traced)
+            result = func(*args, **kwargs)
+            read = self._run(func, args, kwargs) if shape else (args, kwargs)
+            self.note_read((args, kwargs), SHAPE_READ if shape else VALUE_READ, read)
             return result
         read = args[1:] if func in LIKE else args
         sources = set() if func is LITERAL else self._find_sources((read, kwargs))
@@ -222,12 +235,66 @@ class _HostReads(TorchDispatchMode):
             sources = None
             self._check_noise()
         changed = _changed_by(func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = self._run(LITERAL_COPY if func is LITERAL else func, args, kwargs)
         if draws:
             self._noise = TorchNoise.current()
         for tensor in (*changed, *_tensors_in(result)):
             self._set_sources(tensor, sources)
         return result
+
+    def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Run an operation, and add it to the graph."""
+        # The nodes of the arguments from before the operation changes them.
+        node_args, node_kwargs = tree_map(self._as_argument, (args, kwargs))
+        result = func(*args, **kwargs)
+        node = self._graph.call_function(func, node_args, node_kwargs)
+        if isinstance(result, Tensor):
+            self._set_node(result, node)
+        elif isinstance(result, tuple | list):
+            for position, tensor in enumerate(result):
+                if isinstance(tensor, Tensor):
+                    item = self._graph.call_function(operator.getitem, (node, position))
+                    self._set_node(tensor, item)
+        return result
+
+    def _as_argument(self, value: object) -> Any:
+        """Return an argument of an operation as a node has it."""
+        if isinstance(value, Tensor):
+            return self._node_of(value)
+        if not isinstance(value, ARGUMENT_TYPES):
+            raise UnrecordableError(f"an operation takes a {type(value).__name__}")
+        return value
+
+    def _node_of(self, tensor: Tensor) -> Node:
+        """Return the node that computes a tensor; a tensor from elsewhere becomes a constant."""
+        node = self._nodes.get(tensor)
+        if node is None:
+            first_node = next(iter(self._graph.nodes), None)
+            with (
+                self._graph.inserting_after(self._latest_constant)
+                if self._latest_constant is not None
+                else self._graph.inserting_before(first_node)
+            ):
+                node = self._graph.placeholder(f"constant_{len(self.constants)}")
+            self._latest_constant = node
+            self.constants.append(tensor)
+            self._set_node(tensor, node)
+        return node
+
+    def _set_node(self, tensor: Tensor, node: Node) -> None:
+        """Note the node that computes a tensor."""
+        if tensor.layout is torch.strided:
+            node.meta["metadata"] = metadata_of(tensor)
+        self._nodes[tensor] = node
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Record nothing in the block."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def _check_noise(self) -> None:
         """Raise an error if the program has set a generator's state since the latest draw."""
@@ -251,7 +318,8 @@ class _HostReads(TorchDispatchMode):
             if sum(tensor.nbytes for tensor in tensors) > MOST_GUARDED:
                 raise UnrecordableError(reason)
             # Copies, because the program may change them.
-            self.guarded += map(torch.ops.aten.clone.default, tensors)
+            for tensor in tensors:
+                self.guarded.append(self._run(torch.ops.aten.clone.default, (tensor,), {}))
         self.host_read_ids |= sources - {ARGUMENTS}
 
     def copy_to_host(
@@ -259,7 +327,7 @@ class _HostReads(TorchDispatchMode):
     ) -> Any:
         """Call a function that copies a tensor to the host, such as ``Tensor.tolist``, and note that it reads it."""
         self.note_read(tensor)
-        with untraced():
+        with self._paused():
             return function(tensor, *args, **kwargs)
 
     def construct(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -272,7 +340,7 @@ class _HostReads(TorchDispatchMode):
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         self.note_read(index, SHAPE_READ)
-        with untraced():
+        with self._paused():
             return index.nonzero().unbind(1)
 
     def _find_sources(self, tree: object) -> set[int] | None:
@@ -448,31 +516,6 @@ def _split_off_guards(
     return Guards(guards, inputs, values)
 
 
-def _lift_constants(module: GraphModule) -> list[Tensor]:
-    """Turn the tensors that are stored in a graph into its first inputs, and return them, each once."""
-    graph = module.graph
-    first_node = next(iter(graph.nodes))
-    lifted: dict[int, Node] = {}
-    tensors: list[Tensor] = []
-    for node in list(graph.nodes):
-        if node.op != "get_attr":
-            continue
-        value = getattr(module, node.target)
-        if not isinstance(value, Tensor):
-            raise UnrecordableError(f"the graph holds {type(value).__name__}")
-        if id(value) not in lifted:
-            with graph.inserting_before(first_node):
-                lifted[id(value)] = graph.placeholder(f"constant_{len(tensors)}")
-            tensors.append(value)
-        node.replace_all_uses_with(lifted[id(value)])
-        graph.erase_node(node)
-    module.recompile()
-    for name in (*module._parameters, *module._buffers):
-        if "_constant" in name:
-            delattr(module, name)
-    return tensors
-
-
 def _fold_literals(
     device: torch.device, module: GraphModule, constants: list[Tensor]
 ) -> list[Tensor]:
@@ -513,6 +556,13 @@ def _fold_literals(
         graph.erase_node(node)
     module.recompile()
     return [constant_nodes[node] for node in graph.nodes if node in constant_nodes]
+
+
+def _has_effect(node: Node) -> bool:
+    """Return whether a node changes tensors or draws noise, so that a graph needs it without its result."""
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # The schema of batch norm does not say that it changes the running statistics.
+    return node.is_impure() or is_random or "batch_norm" in str(node.target)
 
 
 def _is_pure(node: Node) -> bool:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pyro_radial._pyro.compat import record_graph
 from pyro_radial.infer.compiler import noise
 from pyro_radial.infer.compiler.noise import split_noise
+from pyro_radial.infer.compiler.tensor_graph import record
 
 
 def draws(x):
@@ -25,7 +25,7 @@ def draws(x):
 @pytest.mark.parametrize("kind", ["one by one", "together"])
 def test_a_graph_with_its_noise_as_inputs_is_the_graph(kind, monkeypatch):
     x = torch.linspace(0.0, 1.0, 4)
-    module = record_graph(draws, [x])
+    module = record(draws, [], [x]).module
     if kind == "together":
         monkeypatch.setattr(noise, "_draw_one_by_one", noise._draw_together)
     draw, rest = split_noise(module)
@@ -50,7 +50,7 @@ def test_noise_that_is_drawn_together_has_the_right_distributions(monkeypatch):
 
     x = torch.zeros(1)
     monkeypatch.setattr(noise, "_draw_one_by_one", noise._draw_together)
-    draw, rest = split_noise(record_graph(function, [x]))
+    draw, rest = split_noise(record(function, [], [x]).module)
     torch.manual_seed(0)
     first, uniform, second, _ = rest(x, *draw())
     # Four standard errors of 20,000 draws.
@@ -74,7 +74,7 @@ def test_noise_that_is_drawn_together_has_the_right_distributions(monkeypatch):
 )
 def test_a_graph_with_noise_that_depends_on_values_stays_whole(function):
     x = torch.ones(3)
-    module = record_graph(function, [x])
+    module = record(function, [], [x]).module
     draw, rest = split_noise(module)
     assert draw() == []
     torch.manual_seed(0)
