@@ -3,7 +3,6 @@
 
 """The columns of a table as numbers of unit size, for the estimators of :mod:`pyro_radial.sklearn`."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,8 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.utils import check_array
+
+from pyro_radial._pyro.checks import warn
 
 
 class Columns:
@@ -59,10 +60,9 @@ class Columns:
             column = X.iloc[:, index]
             unseen = {*column.dropna()} - {*training_categories}
             if unseen:
-                warnings.warn(
+                warn(
                     f"X: column {column.name!r} has categories that training did not have, "
-                    f"{sorted(map(str, unseen))}; the network treats them as unknown",
-                    stacklevel=5,
+                    f"{sorted(map(str, unseen))}; the network treats them as unknown"
                 )
 
 

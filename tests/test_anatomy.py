@@ -45,7 +45,7 @@ MAY_IMPORT |= {
     "compression": BELOW_TASKS,
     "continual": BELOW_TASKS | {"uncertainty"},
     "botorch": {"_pyro"},
-    "_columns": set(),
+    "_columns": {"_pyro"},
     "sklearn": BELOW_TASKS | {"_columns"},
     "testing": BELOW_TASKS,
 }

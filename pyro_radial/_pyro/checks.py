@@ -5,13 +5,18 @@
 
 import math
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 Checked = TypeVar("Checked")
+# The packages whose frames may stand between a warning and the line of the user.
+BETWEEN = {"pyro_radial", "pyro", "torch", "sklearn", "contextlib"}
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
 
 
@@ -164,3 +169,16 @@ def _state_methods(holder: object) -> list[Any]:
         if all(hasattr(holder, name) for name in pair):
             return [getattr(holder, name) for name in pair]
     return []
+
+
+def warn(text: str) -> None:
+    """Warn at the user's line: the first one on the stack outside of this library, Pyro and torch."""
+    level = 2
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in BETWEEN:
+            break
+        frame = frame.f_back
+        level += 1
+    warnings.warn(text, stacklevel=level)

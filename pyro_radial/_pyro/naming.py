@@ -5,7 +5,6 @@
 
 import itertools
 import re
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import pyro
 import torch
 from pyro.nn import PyroModule
 
+from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import adopt, forget_stored, stored_name
 
 COUNTER = re.compile(r"_\d+$")
@@ -108,11 +108,10 @@ def _warn_of_strangers(name: str) -> None:
         root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", root_name)
     )
     if strangers:
-        warnings.warn(
+        warn(
             f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {root_name} does not read: such "
             "names count the objects of a process, and these are from another process; save and load the state_dict() "
-            "of a guide or model instead",
-            stacklevel=5,
+            "of a guide or model instead"
         )
 
 

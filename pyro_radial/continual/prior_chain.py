@@ -5,7 +5,6 @@
 
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, biject_to
 from torch.distributions.constraints import Constraint
 
-from pyro_radial._pyro.checks import check_choice, positive_float
+from pyro_radial._pyro.checks import check_choice, positive_float, warn
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial._pyro.types import Node
@@ -233,23 +232,20 @@ class PriorChain(UnderPriors):
         if isinstance(guide, Mapping) and not plain:
             self._unchecked_names |= posterior.keys()
         if self.form == "exact" and any(map(_correlates_sites, _guides_in(guide))):
-            warnings.warn(
+            warn(
                 "the guide has correlations between sites, which the prior of each site cannot keep; put these sites "
-                "into one site, or use distributions of single sites",
-                stacklevel=2,
+                "into one site, or use distributions of single sites"
             )
         if points:
-            warnings.warn(
+            warn(
                 f"the guide has point estimates of {points}; these sites keep their prior, because a point as a prior "
-                "would give zero density to everything else",
-                stacklevel=2,
+                "would give zero density to everything else"
             )
         if of_rows:
-            warnings.warn(
+            warn(
                 f"the sites {of_rows} are in the plates of observed sites, so they belong to the rows of "
                 "this task and keep their prior; exclude them, or give guide.posterior() if the next task "
-                "has the same rows",
-                stacklevel=2,
+                "has the same rows"
             )
 
     def _is_of_rows(self, site: Node | None) -> bool:
@@ -479,10 +475,9 @@ def _check_trained(guide: object) -> None:
             name for name, change in scale_change.items() if change < UNMOVED and not at_prior(name)
         ]
         if unmoved:
-            warnings.warn(
+            warn(
                 f"the scales of {unmoved} never moved from their start. As a prior they show how the guide was "
-                "initialized, not what the data taught; train longer or with a larger learning rate",
-                stacklevel=3,
+                "initialized, not what the data taught; train longer or with a larger learning rate"
             )
 
 

@@ -3,7 +3,6 @@
 
 """A Laplace approximation in function space: a network with the mean and the widths of a Gaussian process."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import non_negative_integer
+from pyro_radial._pyro.checks import non_negative_integer, warn
 from pyro_radial._pyro.types import Model
 from pyro_radial.functional.gaussian import cholesky, distinct_covariances, with_diagonal
 from pyro_radial.functional.priors.function_prior import (
@@ -271,10 +270,9 @@ def _most_probable(
         )
         weights, missed = _descend(partial(measure, root, functions), weights, num_steps)
     if not missed < MOST_MISSED:
-        warnings.warn(
+        warn(
             f"The steps ended {missed:.1f} nats above the most probable function of the linearized network, so means "
-            "may be off. Call again with the guide as trained, or take other units or more points.",
-            stacklevel=4,
+            "may be off. Call again with the guide as trained, or take other units or more points."
         )
     return weights
 
@@ -364,8 +362,7 @@ def _warn_of_stiff_network(network_factor: Tensor, prior_factor: Tensor) -> None
     """Warn if the linearized network's functions have much less variance than the prior's."""
     variance_ratio = float(network_factor.square().sum() / prior_factor.square().sum())
     if variance_ratio < LEAST_VARIANCE_RATIO:
-        warnings.warn(
+        warn(
             f"The linearized network holds {100 * variance_ratio:.0f} % of the prior's variance at the points, so its "
-            "posterior is too narrow. Use more or steeper units, another activation, or a smoother prior.",
-            stacklevel=3,
+            "posterior is too narrow. Use more or steeper units, another activation, or a smoother prior."
         )

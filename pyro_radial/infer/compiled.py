@@ -3,7 +3,7 @@
 
 """Losses, and steps of stochastic variational inference, from compiled graphs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,50 +18,19 @@ from pyro_radial._pyro.checks import optional, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.compiler.inductor import Options
-from pyro_radial.infer.compiler.program import check_observations
 from pyro_radial.infer.loss.lazy_loss import Loss, as_number
-from pyro_radial.infer.loss.not_finite import find_not_finite, not_finite_error
 from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
 from pyro_radial.infer.step.evaluation import (
     AS_IT_IS,
     Call,
-    LossEvaluation,
+    Evaluation,
     has_terms,
     scale_gradients,
 )
-from pyro_radial.infer.step.stepper import FiniteCheck, Step, keep_terms, take_step
+from pyro_radial.infer.step.stepper import Stepper, keep_terms
 
 
-class UsesGraphs:
-    """What :class:`CompiledELBO` and :class:`~pyro_radial.CompiledSVI` tell about their graphs."""
-
-    #: Evaluates losses by graphs.
-    graphs: Graphs
-    _latest: LossEvaluation | None = None
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the latest step or evaluation replayed a graph."""
-        return self._latest is not None and self._latest.mode != AS_IT_IS
-
-    @property
-    def num_graphs(self) -> int:
-        """The number of graphs so far."""
-        return len(self.graphs.recordings)
-
-    @property
-    def eager_reasons(self) -> list[str]:
-        """The reasons why programs ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
-        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
-
-    def _evaluate(self, call: Call) -> LossEvaluation:
-        """Evaluate a call by graphs, and store its terms in the loss."""
-        self._latest = self.graphs(call)
-        keep_terms(call, self._latest)
-        return self._latest
-
-
-class CompiledELBO(UsesGraphs):
+class CompiledELBO:
     r"""Evaluate an ELBO as a compiled graph, in a training loop of your own.
 
     It has the interface of Pyro's ELBOs: ``elbo.differentiable_loss(model, guide, *args)``, ``elbo.loss_and_grads``,
@@ -107,32 +76,62 @@ class CompiledELBO(UsesGraphs):
                 f"guide and their arguments, got {type(loss).__name__}"
             )
         max_signatures = positive_count("max_signatures", max_signatures)
-        self.compiled_loss = loss
+        self.loss_to_compile = loss
+        #: Evaluates losses by graphs.
         self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
+        self._latest: Evaluation | None = None
 
     def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
         """Make a module with the parameters of a model and a guide; calling it gives the differentiable loss."""
         return ELBOModule(model, guide, self)  # type: ignore[arg-type]
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the latest step or evaluation replayed a graph."""
+        return self._latest is not None and self._latest.mode != AS_IT_IS
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs so far."""
+        return len(self.graphs.recordings)
+
+    @property
+    def eager_reasons(self) -> list[str]:
+        """The reasons why programs ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
+        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
+
     def loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss without gradients."""
-        call = call_of(self.compiled_loss, model, guide, args, kwargs)
+        call = self._make_call(model, guide, args, kwargs)
         return as_number(self._evaluate(call._replace(gradients=False)).loss)
 
     def loss_and_grads(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
-        """Estimate the loss and add its gradients to those of the parameters. The loss is not checked."""
-        evaluation = self._evaluate(call_of(self.compiled_loss, model, guide, args, kwargs))
+        """Estimate the loss and add its gradients to those of the parameters, for a loop of your own.
+
+        The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
+        """
+        evaluation = self._evaluate(self._make_call(model, guide, args, kwargs))
         add_gradients(evaluation.parameters_with_gradients())
         return as_number(evaluation.loss)
 
     def differentiable_loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Tensor:
         """Estimate the loss as a tensor with a gradient. The loss is not checked."""
-        call = call_of(self.compiled_loss, model, guide, args, kwargs)
+        call = self._make_call(model, guide, args, kwargs)
         evaluation = self._evaluate(call._replace(attached=True))
         if evaluation.attached or not call.gradients:
             return evaluation.loss
         parameters = evaluation.parameters.values()
         return _WithGradients.apply(evaluation.loss, evaluation.gradients, *parameters)
+
+    def _make_call(self, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
+        """Return the call that evaluates the loss."""
+        return call_of(self.loss_to_compile, model, guide, args, kwargs)
+
+    def _evaluate(self, call: Call) -> Evaluation:
+        """Evaluate a call by graphs, and store its terms in the loss."""
+        self._latest = self.graphs(call)
+        keep_terms(call, self._latest)
+        return self._latest
 
 
 def call_of(loss: Any, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
@@ -159,7 +158,7 @@ class _WithGradients(torch.autograd.Function):
         return None, None, *scale_gradients(ctx.gradients, by_loss)
 
 
-class CompiledSVI(UsesGraphs):
+class CompiledSVI(CompiledELBO):
     r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
     The first step with a signature runs the program once and records the tensor operations of its loss and gradients.
@@ -220,20 +219,18 @@ class CompiledSVI(UsesGraphs):
         check_every: int | None = None,
         options: Options | None = None,
     ) -> None:
-        elbo = CompiledELBO(loss, compile=compile, max_signatures=max_signatures, options=options)
+        super().__init__(loss, compile=compile, max_signatures=max_signatures, options=options)
         self.model = model
         self.guide = guide
         self.optim = optim
-        self.loss = loss
+        #: The loss, which a user may replace, as in ``SVI``.
+        self.loss: Any = loss
         self._loss_and_grads = loss_and_grads
-        self.graphs = elbo.graphs
-        # The optimizer of all parameters, and the ``optim`` that it was made from, which a user may replace.
-        self._joint = JointOptimizer(optim)
-        self._joint_optim = optim
-        self._check = FiniteCheck(
-            optional(positive_count, "check_every", check_every), self._not_finite_error
+        self._stepper = Stepper(
+            self.graphs, JointOptimizer(optim), optional(positive_count, "check_every", check_every)
         )
-        self._steps = 0
+        # The ``optim`` of the stepper's optimizer, since a user may replace it.
+        self._optim_in_use = optim
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -241,7 +238,7 @@ class CompiledSVI(UsesGraphs):
 
         To load a state before the first step, give ``optim`` a torch optimizer, as the page on saving does.
         """
-        return self._joint.optimizer
+        return self._stepper.optimizer.optimizer
 
     def step(self, *args: Any, **kwargs: Any) -> Loss:
         """Take a gradient step.
@@ -250,31 +247,23 @@ class CompiledSVI(UsesGraphs):
         :returns: the loss before the step, a float, or a tuple of them where ``SVI`` returns a tuple. On a GPU it is a
             number that becomes a float when it is looked at, because looking waits for the device.
         """
-        if self.optim is not self._joint_optim:
-            self._joint.forget_gradients()
-            self._joint = JointOptimizer(self.optim)
-            self._joint_optim = self.optim
-        self._joint.start(self.model, self.guide, args, kwargs)
+        stepper = self._stepper
+        if self.optim is not self._optim_in_use:
+            stepper.look()
+            stepper.optimizer.forget_gradients()
+            stepper.optimizer = JointOptimizer(self.optim)
+            self._optim_in_use = self.optim
+        stepper.optimizer.start(self.model, self.guide, args, kwargs)
         call = self._make_call(self.model, self.guide, args, kwargs)
         if call.gradients:
-            call = call._replace(optimizer=self._joint.optimizer, stopped=self._check.stopped)
-        (self._latest,) = take_step([call], self.graphs, self._check, self._joint)
-        self._steps += 1
+            call = call._replace(optimizer=self.optimizer, stopped=stepper.stopped)
+        (self._latest,) = stepper.step([call])
         return as_number(self._latest.loss)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss, as :meth:`step` returns it, without a step."""
         call = self._make_call(self.model, self.guide, args, kwargs)
         return as_number(self._evaluate(call._replace(gradients=False)).loss)
-
-    def loss_and_grads(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
-        """Estimate the loss and add its gradients to those of the parameters, for a loop of your own.
-
-        The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
-        """
-        evaluation = self._evaluate(self._make_call(model, guide, args, kwargs))
-        add_gradients(evaluation.parameters_with_gradients())
-        return as_number(evaluation.loss)
 
     def _make_call(self, model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> Call:
         """Return the call that evaluates the current loss.
@@ -292,25 +281,3 @@ class CompiledSVI(UsesGraphs):
         return call._replace(
             extra_parameters={str(n): parameter for n, parameter in enumerate(trained)}
         )
-
-    def _not_finite_error(self, steps: Sequence[Step]) -> FloatingPointError:
-        """Return the error for the first of these steps with a loss that was not finite, found by repeating them."""
-        parameters = {} if self._latest is None else self._latest.parameters
-        for number, step in enumerate(steps, self._steps + 1 - len(steps)):
-            if names := _find_not_finite_in_step(step, parameters):
-                return not_finite_error(names, number)
-        return not_finite_error(["the loss"], self._steps)
-
-
-def _find_not_finite_in_step(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
-    """Repeat a step, and return in words what is not finite; raise an error for an observation out of its support."""
-    with torch.random.fork_rng():
-        for call in step.calls:
-            step.noise.restore()
-            check_observations(call.model, call.guide, call.args, call.kwargs)
-            step.noise.restore()
-            if names := find_not_finite(
-                call.loss, call.model, call.guide, call.args, call.kwargs, parameters
-            ):
-                return names
-    return []

@@ -3,7 +3,6 @@
 
 """Rows of inputs and targets, and their mini-batches."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
-from pyro_radial._pyro.checks import kind_of
+from pyro_radial._pyro.checks import kind_of, warn
 from pyro_radial._pyro.compat import tree_leaves, tree_map, tree_map_only
 from pyro_radial._pyro.types import Batch
 
@@ -59,10 +58,7 @@ class Rows:
                     f"{name}: y must have as many rows as x, got {num_rows(self._targets)} for {num_rows(self._inputs)}"
                 )
             if any(leaf.requires_grad for leaf in tree_leaves(self.tensors)):
-                warnings.warn(
-                    f"{name} requires gradients, which are left out; pass tensor.detach()",
-                    stacklevel=4,
-                )
+                warn(f"{name} requires gradients, which are left out; pass tensor.detach()")
                 self._inputs, self._targets = tree_map(Tensor.detach, self.tensors)
         if len(self) == 0:
             raise ValueError(f"{name} must have at least one row, got none")

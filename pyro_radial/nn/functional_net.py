@@ -19,6 +19,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import tree_leaves, tree_map_only
 
 logger = logging.getLogger("pyro_radial")
@@ -121,10 +122,9 @@ class FunctionalNet:
         with _frozen_statistics(self.skeleton) as frozen_names:
             if frozen_names and not self._has_warned_of_statistics:
                 self._has_warned_of_statistics = True
-                warnings.warn(
+                warn(
                     "running statistics are not updated by calls in train mode with several draws; "
-                    "each draw is normalized by the statistics of its own batch",
-                    stacklevel=2,
+                    "each draw is normalized by the statistics of its own batch"
                 )
             shared_tensors = {
                 name: tensor for name, tensor in shared.items() if name not in frozen_names
@@ -152,10 +152,9 @@ class FunctionalNet:
                     return outputs
                 self.batching = "loop"
                 reason = str(error).strip().partition("\n")[0]
-                warnings.warn(
+                warn(
                     f"torch.vmap cannot batch {type(self.skeleton).__name__} ({reason}): "
-                    "from now on its draws run one after another",
-                    stacklevel=2,
+                    "from now on its draws run one after another"
                 )
                 return outputs
 

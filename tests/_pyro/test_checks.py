@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
+from pyro_radial import AutoRadial
 from pyro_radial._pyro.checks import (
     check_types,
     non_negative_float,
@@ -41,3 +45,38 @@ def test_the_first_argument_of_another_type_is_named(value, got):
     check_types(torch.Tensor, first=torch.ones(1), second=torch.ones(1))
     with pytest.raises(ValueError, match=f"^second must be a Tensor, got {got}"):
         check_types(torch.Tensor, first=torch.ones(1), second=value, third=3)
+
+
+def warns():
+    """Warn through the library and a module of torch."""
+    AutoRadial(not_to_event).setup(torch.zeros(3))
+
+
+def not_to_event(x):
+    pyro.sample("w", dist.Normal(torch.zeros(3), 1.0))
+
+
+class Caller:
+    def method(self):
+        warns()
+
+
+def in_a_thread():
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(warns).result()
+
+
+@pytest.mark.parametrize("call", [warns, Caller().method, in_a_thread])
+def test_a_warning_names_the_users_line(call):
+    with pytest.warns(UserWarning) as caught:
+        call()
+    assert {(warning.filename, warning.lineno) for warning in caught} == {(__file__, warns.__code__.co_firstlineno + 2)}
+
+
+def test_a_warning_names_the_line_of_a_cell():
+    """Here the line of the cell is the user's first one."""
+    cell = "guide = AutoRadial(not_to_event)\nguide.setup(x)"
+    names = {**globals(), "x": torch.zeros(3), "__name__": "__main__"}
+    with pytest.warns(UserWarning) as caught:
+        exec(compile(cell, "<cell 3>", "exec"), names)
+    assert {(warning.filename, warning.lineno) for warning in caught} == {("<cell 3>", 2)}

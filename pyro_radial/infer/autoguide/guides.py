@@ -3,10 +3,9 @@
 
 """Guides with a family for each site: radial, mean-field, and radial and directional."""
 
-import warnings
 from collections.abc import Callable, Mapping
 
-from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
+from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float, warn
 from pyro_radial._pyro.types import Model, Node
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
@@ -106,10 +105,9 @@ class AutoRadial(AutoPerSite):
             if isinstance(family, Radial)
         }
         if {*elements.values()} == {1}:
-            warnings.warn(
+            warn(
                 f"AutoRadial: every site ({', '.join(elements)}) has one element per event, so this is plain "
-                "mean field; is .to_event(...) missing on the model's weights?",
-                stacklevel=2,
+                "mean field; is .to_event(...) missing on the model's weights?"
             )
 
 

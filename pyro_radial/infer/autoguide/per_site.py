@@ -4,7 +4,6 @@
 """The base class of all guides: one posterior per latent site, of a chosen family, on the site's own support."""
 
 import copy
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
@@ -21,7 +20,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_radial._pyro.checks import optional, positive_float, proper_fraction
+from pyro_radial._pyro.checks import optional, positive_float, proper_fraction, warn
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -172,7 +171,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                     raise ValueError(text)
                 # Without row numbers, an argument with as many rows as the plate draws can only be the batch.
                 if frame.size in lengths and frame.full_size not in lengths:
-                    warnings.warn(text, stacklevel=2)
+                    warn(text)
 
     def _make_parameters(self, name: str, prior_site: Node, family: Family) -> None:
         """Make the parameters of a site where they start, and keep what is known about the site."""

@@ -4,13 +4,13 @@
 """Evaluate losses by recorded graphs: find the graph for a call, record new ones, check and compile them."""
 
 import math
-import warnings
 from collections.abc import Hashable, Sequence
 from itertools import chain
 
 import torch
 from torch import Tensor
 
+from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
     handlers_around,
     post_accumulate_hooks,
@@ -35,8 +35,8 @@ from pyro_radial.infer.step.evaluation import (
     JITTED,
     RECORDED,
     Call,
-    LossEvaluation,
-    evaluate_loss,
+    Evaluation,
+    evaluate,
     is_differentiable,
 )
 
@@ -81,7 +81,7 @@ class Replay:
         leaves: Leaves,
         compile_after: int | None,
         options: Options,
-    ) -> LossEvaluation:
+    ) -> Evaluation:
         """Evaluate the loss by the graph.
 
         :param compile_after: the uses before the graph is compiled; None never compiles it.
@@ -94,7 +94,7 @@ class Replay:
             call.graph_optimizer.write_rates()
         return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
 
-    def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
+    def rehearse(self, call: Call, leaves: Leaves) -> Evaluation:
         """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
         noise = TorchNoise.current()
         changed = ChangedTensors()
@@ -105,7 +105,7 @@ class Replay:
         return evaluation
 
     @torch.no_grad()
-    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, mode: str) -> LossEvaluation:
+    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, mode: str) -> Evaluation:
         """Evaluate the loss by code for the graph: compiled code, or the graph as it was recorded."""
         recording = self.recording
         results = code(*recording.constants, *recording.inputs(call, leaves))
@@ -135,7 +135,7 @@ class Replay:
 
     def _take_captured_step(
         self, call: Call, leaves: Leaves, code: GraphFunction
-    ) -> LossEvaluation | None:
+    ) -> Evaluation | None:
         """Take a captured step; if it cannot be captured, change nothing and return None."""
         if self._device is None or call.optimizer is None or self.uncaptured_reason is not None:
             return None
@@ -150,7 +150,7 @@ class Replay:
             self.captured = CapturedStep(self.recording, code, call, call.optimizer, self._device)
             if self.eager_optimizer_reason is not None:
                 text = f"the optimizer takes its step after the CUDA graph: {self.eager_optimizer_reason}"
-                warnings.warn(text, stacklevel=6)
+                warn(text)
         try:
             return self.captured(call, leaves)
         except CaptureError as error:
@@ -160,7 +160,7 @@ class Replay:
     def _warn_uncaptured(self, reason: str) -> None:
         """Warn that steps are not captured, and remember the reason."""
         self.uncaptured_reason = reason
-        warnings.warn(f"the program runs without a CUDA graph: {reason}", stacklevel=7)
+        warn(f"the program runs without a CUDA graph: {reason}")
 
 
 class Graphs:
@@ -201,7 +201,7 @@ class Graphs:
         #: The reasons why programs run without a graph; empty if all have one.
         self.eager_reasons: list[str] = []
 
-    def __call__(self, call: Call, *, compile_now: bool | None = None) -> LossEvaluation:
+    def __call__(self, call: Call, *, compile_now: bool | None = None) -> Evaluation:
         """Evaluate a loss.
 
         :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
@@ -290,7 +290,7 @@ class Graphs:
 
     def _find_replay(
         self, key: Signature, numbers: Numbers, call: Call, leaves: Leaves
-    ) -> Replay | LossEvaluation | None:
+    ) -> Replay | Evaluation | None:
         """Return a valid replay for a call: an existing one, or a new one after a recording.
 
         If the program cannot be recorded, return the evaluation of the run that was tried, or None if none was tried.
@@ -314,7 +314,7 @@ class Graphs:
 
     def _record(
         self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves
-    ) -> Replay | LossEvaluation | None:
+    ) -> Replay | Evaluation | None:
         """Record a program, and return its replay.
 
         If it cannot be recorded, return the evaluation of its usual run, or None if the program must run again.
@@ -327,7 +327,7 @@ class Graphs:
                 self._failed_once.add(program_and_kinds)
             else:
                 self._unrecordable.add(program_and_kinds)
-                self._warn_eager(attempt.reason, stacklevel=7)
+                self._warn_eager(attempt.reason)
             return attempt.evaluation
         if self._device is None:
             self._device = device_graphs(attempt.recording.device)
@@ -336,7 +336,7 @@ class Graphs:
             replayed = replay.rehearse(call, leaves)
         except RuntimeError as error:
             reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
-            self._warn_eager(reason, stacklevel=7)
+            self._warn_eager(reason)
             self._unrecordable.add(program_and_kinds)
             return None
         if numbers and _largest_difference(replayed, attempt.evaluation) is not None:
@@ -349,8 +349,8 @@ class Graphs:
         return replay
 
     def _check_against_program(
-        self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
-    ) -> LossEvaluation:
+        self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: Evaluation
+    ) -> Evaluation:
         """Run the program as it is, return this result, and drop the graph if its result was different.
 
         After a second wrong graph the program is not recorded again.
@@ -367,10 +367,9 @@ class Graphs:
             self._warn_eager(f"its graph gives something else than the program, at {difference}")
             return evaluation
         self._dropped.add(key)
-        warnings.warn(
+        warn(
             f"a graph gave something else than its program, at {difference}, because of a change that could not be "
-            "seen; it is recorded again. Pass what changes as an argument, or keep it in a buffer",
-            stacklevel=6,
+            "seen; it is recorded again. Pass what changes as an argument, or keep it in a buffer"
         )
         return evaluation
 
@@ -395,17 +394,17 @@ class Graphs:
             "graphs; pass it as a tensor, keep it in a buffer, or raise max_signatures"
         )
 
-    def _warn_eager(self, reason: str, stacklevel: int = 6) -> None:
+    def _warn_eager(self, reason: str) -> None:
         """Warn that a program runs uncompiled, once for each reason, and remember the reason."""
         if reason not in self.eager_reasons:
             self.eager_reasons.append(reason)
-            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=stacklevel)
+            warn(f"the program runs uncompiled: {reason}")
 
 
-def _run_as_it_is(call: Call) -> LossEvaluation:
+def _run_as_it_is(call: Call) -> Evaluation:
     """Evaluate the loss without a graph."""
     with one_at_a_time():
-        return evaluate_loss(call._replace(optimizer=None))
+        return evaluate(call._replace(optimizer=None))
 
 
 def _is_checked(step: int) -> bool:
@@ -413,7 +412,7 @@ def _is_checked(step: int) -> bool:
     return step in CHECKED_STEPS or step % CHECKED_EACH == 0
 
 
-def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) -> str | None:
+def _largest_difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
     """Return the site or gradient with the largest difference between graph and program, or None if they agree."""
     program_gradients = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
     # The values to compare, by a label for messages.

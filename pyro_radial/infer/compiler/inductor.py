@@ -4,7 +4,6 @@
 """Compile recorded graphs by inductor, with random numbers as inputs, and check the code against the graph."""
 
 import math
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.compiler.noise import split_noise
@@ -54,9 +54,7 @@ def compile_once(graph: Graph, inputs: Sequence[Tensor], options: Options) -> Gr
         try:
             _code_by_key[key] = _compile_and_check(graph, inputs, {**OPTIONS, **options})
         except CompilerMissingError as error:
-            warnings.warn(
-                f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2
-            )
+            warn(f"no compiler on this machine, so graphs run as recorded: {error}")
             _code_by_key[key] = graph.module
         finally:
             bar.close()
@@ -101,10 +99,7 @@ def _compile_and_check(graph: Graph, inputs: Sequence[Tensor], options: Options)
         code = compile_graph(module, tensors, trial_options)
         if agree(results(code), expected, MOST_ROUNDING):
             return lambda *tensors: code(*tensors, *draw())
-    warnings.warn(
-        "inductor's code gives other numbers than the graph, so the graph runs as recorded",
-        stacklevel=2,
-    )
+    warn("inductor's code gives other numbers than the graph, so the graph runs as recorded")
     return graph.module
 
 

@@ -10,9 +10,8 @@ or is compared before each replay.
 import gc
 import math
 import traceback
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,15 +23,16 @@ from pyro.distributions import Delta
 from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
-from torch.distributions.constraints import Constraint, integer_interval, real
+from torch.distributions.constraints import Constraint, integer_interval
 
+from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
     ReplaceFunctions,
     remove_host_reads,
     stored_parameters,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
-from pyro_radial._pyro.types import Args, Guide, Kwargs, Message, Model, Node
+from pyro_radial._pyro.types import Args, Guide, Kwargs, Message
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.compiler.signature import (
     Leaves,
@@ -61,11 +61,13 @@ from pyro_radial.infer.compiler.tensor_graph import (
     restore_tensors,
 )
 from pyro_radial.infer.loss.elbo import TermsELBO, entropies
+from pyro_radial.infer.loss.not_finite import support_to_check
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.step.evaluation import (
     Call,
-    LossEvaluation,
-    evaluate_loss,
+    Evaluation,
+    evaluate,
+    evaluate_in_graph,
     scale_gradients,
 )
 from pyro_radial.nn.modules import device_of, dtype_of
@@ -122,33 +124,6 @@ def _check_in_graph(msg: Message, support: Constraint) -> None:
     if isinstance(support, integer_interval):
         # A class out of range must not index outside of the table of log-probabilities.
         msg["value"] = torch.where(allowed, msg["value"], 0)
-
-
-def support_to_check(site: Node) -> Constraint | None:
-    """Return the support of an observed site if checking its value is cheap and can fail, else None."""
-    if site["is_observed"] and isinstance(site["value"], Tensor):
-        with suppress(NotImplementedError):
-            support = leaf(site["fn"]).support
-            if getattr(support, "base_constraint", support) is not real and support.event_dim < 2:
-                return support
-    return None
-
-
-def check_observations(model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> None:
-    """Run the program once and raise a ``ValueError`` that names a site with an observation outside of its support."""
-    with pyro.validation_enabled(False), torch.no_grad():
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
-    for name, site in dict[str, Node](trace.nodes).items():
-        support = support_to_check(site) if site["type"] == "sample" else None
-        if support is None:
-            continue
-        allowed = support.check(site["value"])[(..., *(None,) * support.event_dim)]
-        values, allowed = torch.broadcast_tensors(site["value"], allowed)
-        for invalid_value in values[~allowed][:1].tolist():
-            raise ValueError(
-                f"site {name!r} must have observations within the support {support}, got {invalid_value}"
-            )
 
 
 # Paths of state that need no comparison, because the weight of the KL is an input of the graph.
@@ -239,8 +214,8 @@ class Recording:
         return True
 
     def evaluation_of_program(
-        self, call: Call, graph_evaluation: LossEvaluation, mode: str
-    ) -> LossEvaluation:
+        self, call: Call, graph_evaluation: Evaluation, mode: str
+    ) -> Evaluation:
         """Return a result of the graph as the program returns it: with parameters, ``LossTerms`` and scaled gradients.
 
         As the program would, this also writes the values of parameters to the slots in which the program stores them.
@@ -303,7 +278,7 @@ class Attempt(NamedTuple):
     :param may_try_again: whether a later run may be recorded, because the first run may do more than later ones.
     """
 
-    evaluation: LossEvaluation
+    evaluation: Evaluation
     recording: Recording | None = None
     reason: str = ""
     may_try_again: bool = False
@@ -319,7 +294,7 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     code = Code()
     handler = RecordingHandler({})
     with note_replaced_buffers() as buffers, changes, handler, code.watch():
-        evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
+        evaluation = evaluate(call._replace(optimizer=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
         _warn_of_jacobians(handler.delta_log_densities)
     changed = changes.tensors()
@@ -346,7 +321,7 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     except UnrecordableError as error:
         if call.attached:
             noise.restore()
-            evaluation = evaluate_loss(call)
+            evaluation = evaluate(call)
         # The first run may do more than later ones, such as find a start by k-means.
         may_try_again = isinstance(error, UnreadableStateError)
         return Attempt(evaluation, reason=str(error), may_try_again=may_try_again)
@@ -365,7 +340,7 @@ def _warn_of_jacobians(log_densities: Mapping[str, Any]) -> None:
     ]
     if sites:
         text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
-        warnings.warn(text, stacklevel=8)
+        warn(text)
 
 
 def _record_with_numbers(numbers: Numbers, program: FirstRun, code: Code) -> Recording:
@@ -472,7 +447,7 @@ def _name_of_parameter(value: Any) -> str | None:
     return None if parameter is None else pyro.get_param_store().param_name(parameter())
 
 
-def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
+def _check_gradients(recording: Recording, evaluation: Evaluation) -> None:
     """Raise an error if a parameter had a gradient in the usual run and has none in the graph."""
     graph_evaluation = recording.graph.result()
     names_with_gradients: set[str] = set()
@@ -565,7 +540,7 @@ def _record_once(
     parameters_by_name: dict[str, Tensor] = {}
     gradient_leaves: list[Tensor] = []
 
-    def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
+    def run(weight: Tensor, *tensors: Tensor) -> Evaluation:
         """Evaluate the loss with tensors in place of numbers and of the tensors among the arguments."""
         inputs = iter(tensors)
         for position in positions:
@@ -580,10 +555,9 @@ def _record_once(
         kl_weight = weight if call.weight else 0.0
         handler = RecordingHandler(scales, program.handler.observed_sites)
         with handler, note_replaced_buffers() as buffers:
-            recorded_call = call._replace(
-                args=args, kwargs=kwargs, weight=kl_weight, gradient_scale=1.0
-            )
-            evaluation = evaluate_loss(recorded_call, gradient_leaves)
+            recorded_call = call._replace(args=args, kwargs=kwargs, weight=kl_weight)
+            evaluation, leaf_tensors = evaluate_in_graph(recorded_call)
+            gradient_leaves[:] = leaf_tensors
         # If the run raises an error, the caller restores the state.
         for slot, number in zip(number_slots, original_numbers, strict=True):
             slot.write(number)
@@ -612,7 +586,7 @@ def _record_once(
     return graph, parameters_by_name
 
 
-def _terms_of_graph(evaluation: LossEvaluation) -> Any:
+def _terms_of_graph(evaluation: Evaluation) -> Any:
     """Return the terms of a loss that are tensors, by name; None if it has no terms."""
     if evaluation.terms is None:
         return None

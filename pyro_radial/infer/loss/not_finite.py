@@ -4,15 +4,18 @@
 """Find where in a Pyro program a NaN or infinity comes from, and name it in errors."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.infer import ELBO
 from torch import Tensor
+from torch.distributions.constraints import Constraint, real
 
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
@@ -67,6 +70,33 @@ def find_not_finite(
         }
         site = first_not_finite(densities.items())
         return [] if site is None else [f"log-density of site '{site}'"]
+
+
+def support_to_check(site: Node) -> Constraint | None:
+    """Return the support of an observed site if checking its value is cheap and can fail, else None."""
+    if site["is_observed"] and isinstance(site["value"], Tensor):
+        with suppress(NotImplementedError):
+            support = leaf(site["fn"]).support
+            if getattr(support, "base_constraint", support) is not real and support.event_dim < 2:
+                return support
+    return None
+
+
+def check_observations(model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> None:
+    """Run the program once and raise a ``ValueError`` that names a site with an observation outside of its support."""
+    with pyro.validation_enabled(False), torch.no_grad():
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+    for name, site in dict[str, Node](trace.nodes).items():
+        support = support_to_check(site) if site["type"] == "sample" else None
+        if support is None:
+            continue
+        allowed = support.check(site["value"])[(..., *(None,) * support.event_dim)]
+        values, allowed = torch.broadcast_tensors(site["value"], allowed)
+        for invalid_value in values[~allowed][:1].tolist():
+            raise ValueError(
+                f"site {name!r} must have observations within the support {support}, got {invalid_value}"
+            )
 
 
 def not_finite_error(names: Iterable[str], step: int) -> FloatingPointError:

@@ -4,7 +4,6 @@
 """A Laplace approximation of the last layer of a trained network."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float, warn
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.data import Rows, move
@@ -278,11 +277,10 @@ def _warn_if_memorized(
     by_probit = likelihood.observation(probit_logits(f, covariance))
     lost = (likelihood.observation(f).log_prob(y) - by_probit.log_prob(y)).mean()
     if lost > MOST_LOST:
-        warnings.warn(
+        warn(
             f"prior_precision={precision:.2g} by evidence lowers the mean log-likelihood "
             f"of the rows given by {lost:.2f} nats, as if the network has memorized them. "
-            "Choose prior_precision on validation rows, or use TemperatureScaling.",
-            stacklevel=4,
+            "Choose prior_precision on validation rows, or use TemperatureScaling."
         )
 
 

@@ -3,7 +3,6 @@
 
 """Draws of functions from a trained guide, or from samples of a posterior."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import check_choice, positive_count
+from pyro_radial._pyro.checks import check_choice, positive_count, warn
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
@@ -122,9 +121,8 @@ def predict(
             model, guide, x, num_samples, chunk_size, function_site, progress, method
         )
     if isinstance(guide, LinearizedGuide) and not guide.weights_can_be_drawn:
-        warnings.warn(
-            "The guide's widths hold for the linearized network alone; predict with method='linearized'.",
-            stacklevel=2,
+        warn(
+            "The guide's widths hold for the linearized network alone; predict with method='linearized'."
         )
     return _predict_by_draws(
         model, guide, x, num_samples, chunk_size, function_site, dropout, progress

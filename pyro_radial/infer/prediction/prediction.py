@@ -4,7 +4,6 @@
 """Draws of functions and their predictions."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from pyro_radial._pyro.checks import held_numbers, positive_count
+from pyro_radial._pyro.checks import held_numbers, positive_count, warn
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.likelihoods import masked
@@ -326,9 +325,8 @@ def warn_if_identical(samples: Any, is_point: Callable[[], bool]) -> None:
     outputs = tree_leaves(samples)
     number = len(outputs[0])
     if number > 1 and all(map(are_identical, outputs)) and not is_point():
-        warnings.warn(
+        warn(
             f"all {number} draws are identical, so predictions have no uncertainty: the network may not use the "
             "parameters that the guide draws (nn.MultiheadAttention, for one, reads out_proj.weight and never calls an "
-            "adapter in its place), its units may be dead, or the posterior's scales too small to change a value",
-            stacklevel=4,
+            "adapter in its place), its units may be dead, or the posterior's scales too small to change a value"
         )

@@ -30,7 +30,7 @@ from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.loss.terms import LossTerms, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
-# How a program ran; see :attr:`LossEvaluation.mode`.
+# How a program ran; see :attr:`Evaluation.mode`.
 AS_IT_IS = "as it is"
 RECORDED = "recorded"
 COMPILED = "compiled"
@@ -82,7 +82,7 @@ class Call(NamedTuple):
         return None
 
 
-class LossEvaluation(NamedTuple):
+class Evaluation(NamedTuple):
     """The result of an evaluation.
 
     :param loss: a 0-d tensor, or a vector if the program returns a tuple of losses; detached unless ``attached``.
@@ -129,71 +129,95 @@ def scale_gradients(
     return tuple(None if gradient is None else gradient * factor for gradient in gradients)
 
 
-def evaluate_loss(call: Call, gradient_leaves: list[Tensor] | None = None) -> LossEvaluation:
-    """Run a program once as it is, and return its loss, its parameters as ``SVI`` finds them, and their gradients.
+class _Run(NamedTuple):
+    """A run of a program: the loss, its terms, the parameters by name, and a trace of the ``param`` statements."""
 
-    :param gradient_leaves: only while the run is recorded: a list to which the tensors are added that would get a
-        gradient in ``SVI``.
-    """
+    loss: Tensor
+    terms: LossTerms | None
+    parameters: dict[str, Tensor]
+    trace: Trace
+
+
+def evaluate(call: Call) -> Evaluation:
+    """Run a program once as it is, and return its loss, its parameters as ``SVI`` finds them, and their gradients."""
     differentiable = is_differentiable(call.loss)
-    attached = call.attached and call.gradients and differentiable and gradient_leaves is None
     # A loss that calls ``backward`` itself adds to gradients, so earlier ones are set aside until the end.
-    earlier_gradients: list[tuple[Tensor, Tensor | None]] = []
-    if gradient_leaves is None:
-        earlier_gradients = _pop_gradients(
-            [*stored_parameters().values(), *call.extra_parameters.values()]
+    earlier_gradients = _pop_gradients(
+        [*stored_parameters().values(), *call.extra_parameters.values()]
+    )
+    run = _run(call, differentiable)
+    has_gradients = differentiable and call.gradients and run.loss.requires_grad
+    attached = call.attached and call.gradients and differentiable
+    if has_gradients and not attached:
+        scaled_loss = run.loss if call.gradient_scale == 1.0 else run.loss * call.gradient_scale
+        # As in SVI, every tensor that the loss depends on gets a gradient.
+        with hooks_later(run.parameters.values()):
+            scaled_loss.backward(retain_graph=getattr(call.loss, "retain_graph", None))
+    gradients = [parameter.grad for parameter in run.parameters.values()]
+    _pop_gradients(run.parameters.values())
+    for parameter, gradient in earlier_gradients:
+        parameter.grad = gradient
+    if call.check is not None and run.terms is not None:
+        call.check(run.terms)
+    evaluation = _evaluation_of(call, run, gradients)
+    if attached:
+        evaluation = evaluation._replace(loss=run.loss, attached=True)
+    return evaluation._replace(hooked=not differentiable)
+
+
+def evaluate_in_graph(call: Call) -> tuple[Evaluation, list[Tensor]]:
+    """Run a program while its operations are recorded, with the gradients and the update of an optimizer as operations.
+
+    :returns: the evaluation, and the leaf tensors that would get a gradient in ``SVI``.
+    """
+    run = _run(call, differentiable=True)
+    gradients: Sequence[Tensor | None] = (None,) * len(run.parameters)
+    leaves: list[Tensor] = []
+    if call.gradients and run.loss.requires_grad:
+        leaves = _gradient_leaves(run.loss)
+        if run.parameters:
+            inputs = list(run.parameters.values())
+            gradients = torch.autograd.grad(run.loss, inputs, allow_unused=True)
+    updated_in_graph: frozenset[int] = frozenset()
+    # Hooks that change gradients run after the graph, so the graph must not use the gradients.
+    if call.graph_optimizer is not None and not any(
+        map(post_accumulate_hooks, run.parameters.values())
+    ):
+        by_id = dict(zip(map(id, run.parameters.values()), gradients, strict=True))
+        updated_in_graph = call.graph_optimizer.update_in_graph(
+            run.loss.detach(), by_id, _constrained_values(run.trace)
         )
+        gradients = [
+            None if key in updated_in_graph else gradient for key, gradient in by_id.items()
+        ]
+    evaluation = _evaluation_of(call, run, gradients)
+    return evaluation._replace(updated_in_graph=updated_in_graph), leaves
+
+
+def _run(call: Call, differentiable: bool) -> _Run:
+    """Run a program, and find its parameters."""
     with poutine.trace(param_only=True) as param_trace:
-        value, terms = _loss_and_terms(call, differentiable)
+        loss, terms = _loss_and_terms(call, differentiable)
     parameters = _parameters_in(param_trace.trace)
     parameter_ids = set(map(id, parameters.values()))
     for name, parameter in call.extra_parameters.items():
         if parameter.requires_grad and id(parameter) not in parameter_ids:
             parameters[name] = parameter
-    gradients: Sequence[Tensor | None] = (None,) * len(parameters)
-    if differentiable and call.gradients and value.requires_grad and not attached:
-        scaled_loss = value if call.gradient_scale == 1.0 else value * call.gradient_scale
-        if gradient_leaves is None:
-            # As in SVI, every tensor that the loss depends on gets a gradient.
-            with hooks_later(parameters.values()):
-                scaled_loss.backward(retain_graph=getattr(call.loss, "retain_graph", None))
-        else:
-            gradient_leaves += _gradient_leaves(scaled_loss)
-            if parameters:
-                inputs = list(parameters.values())
-                gradients = torch.autograd.grad(scaled_loss, inputs, allow_unused=True)
-    if gradient_leaves is None:
-        gradients = [parameter.grad for parameter in parameters.values()]
-        _pop_gradients(parameters.values())
-        for parameter, gradient in earlier_gradients:
-            parameter.grad = gradient
-        if call.check is not None and terms is not None:
-            call.check(terms)
-    updated_in_graph: frozenset[int] = frozenset()
-    # Hooks that change gradients run after the graph, so the graph must not use the gradients.
-    if call.graph_optimizer is not None and not any(
-        map(post_accumulate_hooks, parameters.values())
-    ):
-        by_id = dict(zip(map(id, parameters.values()), gradients, strict=True))
-        updated_in_graph = call.graph_optimizer.update_in_graph(
-            value.detach(), by_id, _constrained_values(param_trace.trace)
-        )
-        gradients = [
-            None if key in updated_in_graph else gradient for key, gradient in by_id.items()
-        ]
+    return _Run(loss, terms, parameters, param_trace.trace)
+
+
+def _evaluation_of(call: Call, run: _Run, gradients: Iterable[Tensor | None]) -> Evaluation:
+    """Return the evaluation of a run with these gradients."""
     # The tail-adaptive loss has gradients but no value.
     has_value = not isinstance(call.loss, TraceTailAdaptive_ELBO)
-    nonfinite = ~torch.isfinite(value) if has_value else torch.isnan(value)
-    return LossEvaluation(
-        value if attached else value.detach(),
+    nonfinite = ~torch.isfinite(run.loss) if has_value else torch.isnan(run.loss)
+    return Evaluation(
+        run.loss.detach(),
         _in_separate_memory(gradients),
-        parameters,
+        run.parameters,
         nonfinite=nonfinite.any().float(),
-        terms=terms,
-        summary=None if terms is None else _summary(terms),
-        hooked=not differentiable,
-        updated_in_graph=updated_in_graph,
-        attached=attached,
+        terms=run.terms,
+        summary=None if run.terms is None else _summary(run.terms),
     )
 
 

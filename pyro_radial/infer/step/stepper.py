@@ -1,20 +1,25 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Take a training step: evaluate the loss, check it, and apply the gradients."""
+"""Take training steps: evaluate the loss, check it, and apply the gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pyro_radial._pyro.compat import steps_stop, stop_where, tree_leaves
 from pyro_radial._pyro.random_numbers import TorchNoise
+from pyro_radial.infer.loss.not_finite import (
+    check_observations,
+    find_not_finite,
+    not_finite_error,
+)
 from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients
-from pyro_radial.infer.step.evaluation import CAPTURED, Call, LossEvaluation, has_terms
+from pyro_radial.infer.step.evaluation import CAPTURED, Call, Evaluation, has_terms
 
 # Reading a loss waits for the device. So a GPU's losses are checked after this many steps, or after fewer if the
 # arguments of these steps take more bytes than MOST_BYTES.
@@ -23,70 +28,80 @@ MOST_BYTES = 2**28
 
 
 class Step(NamedTuple):
-    """One step: the calls for the parts of a batch, and the state of torch's noise before the first of them."""
+    """One step: its number from zero, the calls for the parts of a batch, and torch's noise before them."""
 
+    number: int
     calls: Sequence[Call]
     noise: TorchNoise
 
 
-def take_step(
-    calls: Sequence[Call],
-    evaluate: Callable[[Call], LossEvaluation],
-    check: "FiniteCheck",
-    optimizer: JointOptimizer,
-) -> list[LossEvaluation]:
-    """Evaluate the loss of each part of a batch on the same noise, check the losses, and take the optimizer's step."""
-    step = Step(calls, TorchNoise.current())
-    optimizer.forget_gradients()
-    evaluations: list[LossEvaluation] = []
-    for call in calls:
-        if evaluations:
-            step.noise.restore()
-        evaluation = evaluate(call)
-        evaluations.append(evaluation)
-        keep_terms(call, evaluation)
-        optimizer.adopt(evaluation.parameters)
-        add_gradients(evaluation.parameters_with_gradients())
-    check(step, evaluations, optimizer.optimizer)
-    optimizer.apply(
-        updated_in_graph=bool(evaluations[-1].updated_in_graph), stepped=evaluations[-1].stepped
-    )
-    return evaluations
-
-
-def keep_terms(call: Call, evaluation: LossEvaluation) -> None:
-    """Store the terms of an evaluation in the loss, where users can read them."""
-    terms = evaluation.terms
-    if terms is None or not has_terms(call.loss):
-        return
-    # The next captured step overwrites the terms, so they are copied when a user reads them.
-    read = partial(terms.map, Tensor.clone) if evaluation.mode == CAPTURED else lambda: terms
-    call.loss.keep(read, call.gradients)
-
-
-class FiniteCheck:
-    """Raise an error if a loss is not finite, before the optimizer takes a step on it.
+class Stepper:
+    """Take the steps of an optimizer on the gradients of losses that are finite.
 
     On a GPU, reading a loss waits for the device, so one look checks many steps. Until the look, ``stopped`` tells the
     optimizer on the device to change nothing. An optimizer that cannot be stopped there is checked in each step.
 
+    :param evaluate: evaluates a call, as the program itself or a graph of it.
+    :param optimizer: the optimizer of all parameters.
     :param interval: the number of steps between looks; by default 1 on a CPU and 50 elsewhere.
-    :param explain: returns the error, given the steps since the last look.
+    :param parameters: all parameters by the names of errors; by default those of the latest evaluation.
     """
 
     def __init__(
-        self, interval: int | None, explain: Callable[[Sequence[Step]], Exception]
+        self,
+        evaluate: Callable[[Call], Evaluation],
+        optimizer: JointOptimizer,
+        interval: int | None = None,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._interval = interval
-        self._explain = explain
-        self._unchecked_steps: list[Step] = []
+        self.optimizer = optimizer
         #: A 0-d tensor, one after a loss that was not finite; None before the first loss.
         self.stopped: Tensor | None = None
+        #: The number of steps taken so far.
+        self.steps_done = 0
+        self._evaluate = evaluate
+        self._interval = interval
+        self._given_parameters = parameters
+        self._parameters: Mapping[str, Tensor] = parameters or {}
+        self._unchecked_steps: list[Step] = []
 
-    def __call__(
-        self, step: Step, evaluations: Sequence[LossEvaluation], optimizer: Optimizer | None
-    ) -> None:
+    def step(self, calls: Sequence[Call]) -> list[Evaluation]:
+        """Evaluate the loss of each part of a batch on the same noise, check the losses, and take a step.
+
+        :raises FloatingPointError: naming what is NaN or infinite; no step is taken on it. On a GPU it is raised some
+            steps later, or by :meth:`look`.
+        """
+        step = Step(self.steps_done, calls, TorchNoise.current())
+        self.optimizer.forget_gradients()
+        evaluations: list[Evaluation] = []
+        for call in calls:
+            if evaluations:
+                step.noise.restore()
+            evaluation = self._evaluate_or_explain(step, call)
+            evaluations.append(evaluation)
+            keep_terms(call, evaluation)
+            self.optimizer.adopt(evaluation.parameters)
+            add_gradients(evaluation.parameters_with_gradients())
+        self._check(step, evaluations)
+        self.optimizer.apply(
+            updated_in_graph=bool(evaluations[-1].updated_in_graph), stepped=evaluations[-1].stepped
+        )
+        self.steps_done += 1
+        return evaluations
+
+    def look(self) -> None:
+        """Raise the error of a step since the last look, if its loss was not finite."""
+        steps = self._unchecked_steps
+        self._unchecked_steps = []
+        if steps and self.stopped is not None and bool(self.stopped):
+            self.stopped.zero_()
+            if self.optimizer.optimizer is not None:
+                stop_where(self.optimizer.optimizer, None)
+            raise self._explain(steps)
+
+    def _check(self, step: Step, evaluations: Sequence[Evaluation]) -> None:
         """Note whether the losses of a step are finite, before the step is applied, and look if it is time to."""
+        optimizer = self.optimizer.optimizer
         self._unchecked_steps.append(step)
         nonfinite = evaluations[0].nonfinite
         interval = self._interval or _usual_interval(step, nonfinite.device)
@@ -100,18 +115,55 @@ class FiniteCheck:
         can_wait = evaluations[-1].stepped or (optimizer is not None and steps_stop(optimizer))
         if optimizer is not None and interval > 1:
             stop_where(optimizer, self.stopped)
+        self._parameters = self._given_parameters or evaluations[-1].parameters
         if len(self._unchecked_steps) >= interval or not can_wait:
-            self.look(optimizer)
+            self.look()
 
-    def look(self, optimizer: Optimizer | None = None) -> None:
-        """Raise an error if a loss since the last look was not finite."""
-        steps = self._unchecked_steps
-        self._unchecked_steps = []
-        if steps and self.stopped is not None and bool(self.stopped):
-            self.stopped.zero_()
-            if optimizer is not None:
-                stop_where(optimizer, None)
-            raise self._explain(steps)
+    def _evaluate_or_explain(self, step: Step, call: Call) -> Evaluation:
+        """Evaluate a call; where validation stops the program, raise an error that names what is not finite."""
+        try:
+            return self._evaluate(call)
+        except ValueError as error:
+            # Validation stops at the first value that is not finite, and may not say where that came from.
+            nonfinite: list[str] = []
+            with suppress(Exception):
+                nonfinite = self._find_not_finite(step._replace(calls=[call]))
+            if not nonfinite:
+                raise
+            raise not_finite_error(nonfinite, step.number) from error
+
+    def _explain(self, steps: Sequence[Step]) -> FloatingPointError:
+        """Return the error for the first of these steps with a loss that is not finite, found by repeating them."""
+        for step in steps:
+            if nonfinite := self._find_not_finite(step):
+                return not_finite_error(nonfinite, step.number)
+        return not_finite_error(["the sum of the terms of the loss"], steps[-1].number)
+
+    def _find_not_finite(self, step: Step) -> list[str]:
+        """Repeat a step with its noise, and return in words what is not finite.
+
+        :raises ValueError: for an observation outside of its support, which a graph checks as a part of the loss.
+        """
+        with torch.random.fork_rng():
+            for call in step.calls:
+                step.noise.restore()
+                check_observations(call.model, call.guide, call.args, call.kwargs)
+                step.noise.restore()
+                if nonfinite := find_not_finite(
+                    call.loss, call.model, call.guide, call.args, call.kwargs, self._parameters
+                ):
+                    return nonfinite
+        return []
+
+
+def keep_terms(call: Call, evaluation: Evaluation) -> None:
+    """Store the terms of an evaluation in the loss, where users can read them."""
+    terms = evaluation.terms
+    if terms is None or not has_terms(call.loss):
+        return
+    # The next captured step overwrites the terms, so they are copied when a user reads them.
+    read = partial(terms.map, Tensor.clone) if evaluation.mode == CAPTURED else lambda: terms
+    call.loss.keep(read, call.gradients)
 
 
 def _usual_interval(step: Step, device: torch.device) -> int:

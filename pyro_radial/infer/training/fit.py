@@ -5,7 +5,6 @@
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from pyro_radial._pyro.checks import optional, positive_count, random_seed
+from pyro_radial._pyro.checks import optional, positive_count, random_seed, warn
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.data import Batches, Rows
 from pyro_radial.infer.diagnose.diagnose import not_standardized
@@ -177,7 +176,7 @@ def fit(
 def _warn(advice: str | None) -> None:
     """Warn at the line that calls :func:`fit`."""
     if advice is not None:
-        warnings.warn(advice, stacklevel=3)
+        warn(advice)
 
 
 def _find_divergence(progress: Progress, steps: int) -> str | None:

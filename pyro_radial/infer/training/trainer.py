@@ -3,7 +3,7 @@
 
 """The training step, and everything that it changes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import load_states, states
-from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time, seeded
+from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.data import num_rows, split_batch
 from pyro_radial.infer.loss.elbo import TermsELBO
-from pyro_radial.infer.loss.not_finite import check_parameters, find_not_finite, not_finite_error
+from pyro_radial.infer.loss.not_finite import check_parameters
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
@@ -29,8 +29,8 @@ from pyro_radial.infer.optim.joint import (
     make_optimizer,
     unconstrained_parameters,
 )
-from pyro_radial.infer.step.evaluation import Call, LossEvaluation, evaluate_loss, has_terms
-from pyro_radial.infer.step.stepper import FiniteCheck, Step, take_step
+from pyro_radial.infer.step.evaluation import Call, Evaluation, evaluate, has_terms
+from pyro_radial.infer.step.stepper import Stepper
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copy_state
 from pyro_radial.nn.modules import Autocast, device_of, evaluating
 from pyro_radial.poutine import mean_only
@@ -92,7 +92,6 @@ class Trainer:
         self.optimizer = self._make_optimizer(optim, batch)
         #: The learning rate of each group of parameters before any schedule.
         self.learning_rates = [float(group.get("lr", 0)) for group in self.optimizer.param_groups]
-        self._joint = JointOptimizer(self.optimizer, clip_norm)
         self._accumulate = accumulate
         self._graphs = graphs
         self._compile_rows = compile_rows
@@ -101,9 +100,13 @@ class Trainer:
         self._eager_optimizer_reason = None if clip_norm is None else "gradients are clipped"
         self._likelihood = TermsELBO(kl_weight=0.0)
         self._check_terms = check
-        self._check = FiniteCheck(None, self._not_finite)
-        #: Optimizer steps taken so far, across resumes.
-        self.steps_done = 0
+        joint_optimizer = JointOptimizer(self.optimizer, clip_norm)
+        self._stepper = Stepper(self._evaluate, joint_optimizer, parameters=self.parameters)
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps taken so far, across resumes."""
+        return self._stepper.steps_done
 
     def _make_optimizer(self, optim: Optim, batch: tuple[Batch, Batch]) -> Optimizer:
         """Return an optimizer of all parameters that require gradients."""
@@ -129,8 +132,7 @@ class Trainer:
             for rows, gradient_scale in split_batch(batch, self._accumulate)
         ]
         with without_warnings(), mean_only() if of_means else nullcontext():
-            evaluations = take_step(calls, self._evaluate, self._check, self._joint)
-        self.steps_done += 1
+            evaluations = self._stepper.step(calls)
         values = torch.zeros(3, dtype=torch.float64, device=self.device)
         for evaluation, call in zip(evaluations, calls, strict=True):
             if evaluation.summary is not None:
@@ -140,7 +142,7 @@ class Trainer:
 
     def look(self) -> None:
         """Raise the error of a step since the last look, if its loss was not finite, or of a parameter that is not."""
-        self._check.look(self.optimizer)
+        self._stepper.look()
         check_parameters(self.parameters.items(), self.steps_done)
 
     def _call(self, loss: TermsELBO, rows: tuple[Batch, Batch], gradient_scale: float) -> Call:
@@ -162,43 +164,14 @@ class Trainer:
         return call._replace(
             optimizer=self.optimizer,
             eager_optimizer_reason=self._eager_optimizer_reason,
-            stopped=self._check.stopped,
+            stopped=self._stepper.stopped,
         )
 
-    def _evaluate(self, call: Call) -> LossEvaluation:
-        """Evaluate a part of a batch; an error of validation names what is not finite."""
-        noise = TorchNoise.current()
-        try:
-            if self._graphs is not None:
-                compile_now = num_rows(call.args[0]) == self._compile_rows
-                return self._graphs(call, compile_now=compile_now)
-            return evaluate_loss(call)
-        except ValueError as error:
-            # Validation stops at the first value that is not finite, and may not say where that came from.
-            nonfinite = self._describe_nonfinite(Step([call], noise))
-            if not nonfinite:
-                raise
-            raise not_finite_error(nonfinite, self.steps_done) from error
-
-    def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
-        """Return the error for the first of these steps with a loss that is not finite, found by repeating them."""
-        for number, step in enumerate(steps, self.steps_done + 1 - len(steps)):
-            if nonfinite := self._describe_nonfinite(step):
-                return not_finite_error(nonfinite, number)
-        return not_finite_error(["the sum of the terms of the loss"], self.steps_done)
-
-    def _describe_nonfinite(self, step: Step) -> list[str]:
-        """Return in words what is not finite in a step, found by repeating it with its noise."""
-        # The search evaluates without validation: its own error must not hide the first one.
-        for call in step.calls:
-            step.noise.restore()
-            with suppress(Exception):
-                nonfinite = find_not_finite(
-                    call.loss, call.model, call.guide, call.args, {}, self.parameters
-                )
-                if nonfinite:
-                    return nonfinite
-        return []
+    def _evaluate(self, call: Call) -> Evaluation:
+        """Evaluate a part of a batch."""
+        if self._graphs is None:
+            return evaluate(call)
+        return self._graphs(call, compile_now=num_rows(call.args[0]) == self._compile_rows)
 
     def modules(self) -> dict[str, State]:
         """Return the state of the guide, of the model, and of parameters outside both."""
@@ -240,7 +213,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         load_states(stateful_attributes(self.loss), state["loss"])
         self.load_modules(state)
-        self.steps_done = state["steps_done"]
+        self._stepper.steps_done = state["steps_done"]
 
     def module_parameters(self) -> dict[str, Tensor]:
         """Return the parameters of the guide, the model and the loss, by name."""

@@ -4,7 +4,6 @@
 """The epochs of a training: records, validation, schedules, and checkpoints that lose nothing."""
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import has_state, load_states, states
+from pyro_radial._pyro.checks import has_state, load_states, states, warn
 from pyro_radial._pyro.compat import mark_stepped, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial._pyro.types import Batch, Model
@@ -276,10 +275,9 @@ class TrainingRun:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if state["learning_rates"] != trainer.learning_rates:
-            warnings.warn(
+            warn(
                 f"checkpoint {checkpoint.path} was made with learning rates {state['learning_rates']} and goes on with "
-                f"them, not with {trainer.learning_rates}; use another checkpoint file to start anew",
-                stacklevel=4,
+                f"them, not with {trainer.learning_rates}; use another checkpoint file to start anew"
             )
         self.progress.load_state_dict(state)
         self.graphs = state["graphs"]

@@ -4,7 +4,6 @@
 """Local reparameterization in a network: which layers compute with noise, a call in which they do, and its handlers."""
 
 import copy
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import is_differentiated, tree_leaves, tree_map_only
 from pyro_radial._pyro.types import Message
 from pyro_radial.nn.functional_net import BATCH_NORMS, Arguments, split_draws, unchanged_on_error
@@ -136,9 +136,8 @@ class LocalLayers:
         }
         if unwarned:
             named = "; ".join(f"{site}: {reason}" for site, reason in unwarned.items())
-            warnings.warn(
-                f"local reparameterization: these parameters are drawn for all rows at once: {named}",
-                stacklevel=5,
+            warn(
+                f"local reparameterization: these parameters are drawn for all rows at once: {named}"
             )
             self._warned_sites |= unwarned.keys()
 

@@ -171,8 +171,8 @@ def test_the_search_for_the_culprit_does_not_hide_the_first_error():
         raise RuntimeError("index 7 is out of bounds")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_radial.infer.training.trainer.find_not_finite", search)
-        patch.setattr("pyro_radial.infer.training.trainer.evaluate_loss", broken)
+        patch.setattr("pyro_radial.infer.step.stepper.find_not_finite", search)
+        patch.setattr("pyro_radial.infer.training.trainer.evaluate", broken)
         with pytest.raises(ValueError, match="the first error"):
             trainer.step((x, y))
 
