@@ -23,7 +23,7 @@ from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimiz
 from pyro_radial.infer.step.evaluation import (
     AS_IT_IS,
     Call,
-    Evaluation,
+    LossEvaluation,
     has_terms,
     scale_gradients,
 )
@@ -79,7 +79,7 @@ class CompiledELBO:
         self.loss_to_compile = loss
         #: Evaluates losses by graphs.
         self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
-        self._latest: Evaluation | None = None
+        self._latest: LossEvaluation | None = None
 
     def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
         """Make a module with the parameters of a model and a guide; calling it gives the differentiable loss."""
@@ -127,7 +127,7 @@ class CompiledELBO:
         """Return the call that evaluates the loss."""
         return call_of(self.loss_to_compile, model, guide, args, kwargs)
 
-    def _evaluate(self, call: Call) -> Evaluation:
+    def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a call by graphs, and store its terms in the loss."""
         self._latest = self.graphs(call)
         keep_terms(call, self._latest)

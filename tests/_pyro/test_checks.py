@@ -68,7 +68,7 @@ def in_a_thread():
 
 @pytest.mark.parametrize("call", [warns, Caller().method, in_a_thread])
 def test_a_warning_names_the_users_line(call):
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="every site") as caught:
         call()
     assert {(warning.filename, warning.lineno) for warning in caught} == {(__file__, warns.__code__.co_firstlineno + 2)}
 
@@ -77,6 +77,6 @@ def test_a_warning_names_the_line_of_a_cell():
     """Here the line of the cell is the user's first one."""
     cell = "guide = AutoRadial(not_to_event)\nguide.setup(x)"
     names = {**globals(), "x": torch.zeros(3), "__name__": "__main__"}
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="every site") as caught:
         exec(compile(cell, "<cell 3>", "exec"), names)
     assert {(warning.filename, warning.lineno) for warning in caught} == {("<cell 3>", 2)}

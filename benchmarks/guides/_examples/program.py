@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pyro_radial import TermsELBO
 from pyro_radial.infer.compiler.cache import Graphs
-from pyro_radial.infer.step.evaluation import Call, Evaluation
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation
 from pyro_radial.infer.step.stepper import keep_terms
 
 
@@ -36,7 +36,7 @@ class Errors(NamedTuple):
     together: float
 
 
-def evaluated(program: Program, graphs: Graphs, *, gradients: bool = True) -> Evaluation:
+def evaluated(program: Program, graphs: Graphs, *, gradients: bool = True) -> LossEvaluation:
     """The loss of a program by graphs, with its gradients."""
     loss = program.loss
     call = Call(loss, program.model, program.guide, program.args, {}, gradients)

@@ -35,8 +35,8 @@ from pyro_radial.infer.step.evaluation import (
     JITTED,
     RECORDED,
     Call,
-    Evaluation,
-    evaluate,
+    LossEvaluation,
+    evaluate_loss,
     is_differentiable,
 )
 
@@ -81,7 +81,7 @@ class Replay:
         leaves: Leaves,
         compile_after: int | None,
         options: Options,
-    ) -> Evaluation:
+    ) -> LossEvaluation:
         """Evaluate the loss by the graph.
 
         :param compile_after: the uses before the graph is compiled; None never compiles it.
@@ -94,7 +94,7 @@ class Replay:
             call.graph_optimizer.write_rates()
         return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
 
-    def rehearse(self, call: Call, leaves: Leaves) -> Evaluation:
+    def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
         noise = TorchNoise.current()
         changed = ChangedTensors()
@@ -105,7 +105,7 @@ class Replay:
         return evaluation
 
     @torch.no_grad()
-    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, mode: str) -> Evaluation:
+    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, mode: str) -> LossEvaluation:
         """Evaluate the loss by code for the graph: compiled code, or the graph as it was recorded."""
         recording = self.recording
         results = code(*recording.constants, *recording.inputs(call, leaves))
@@ -135,7 +135,7 @@ class Replay:
 
     def _take_captured_step(
         self, call: Call, leaves: Leaves, code: GraphFunction
-    ) -> Evaluation | None:
+    ) -> LossEvaluation | None:
         """Take a captured step; if it cannot be captured, change nothing and return None."""
         if self._device is None or call.optimizer is None or self.uncaptured_reason is not None:
             return None
@@ -201,7 +201,7 @@ class Graphs:
         #: The reasons why programs run without a graph; empty if all have one.
         self.eager_reasons: list[str] = []
 
-    def __call__(self, call: Call, *, compile_now: bool | None = None) -> Evaluation:
+    def __call__(self, call: Call, *, compile_now: bool | None = None) -> LossEvaluation:
         """Evaluate a loss.
 
         :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
@@ -290,7 +290,7 @@ class Graphs:
 
     def _find_replay(
         self, key: Signature, numbers: Numbers, call: Call, leaves: Leaves
-    ) -> Replay | Evaluation | None:
+    ) -> Replay | LossEvaluation | None:
         """Return a valid replay for a call: an existing one, or a new one after a recording.
 
         If the program cannot be recorded, return the evaluation of the run that was tried, or None if none was tried.
@@ -314,7 +314,7 @@ class Graphs:
 
     def _record(
         self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves
-    ) -> Replay | Evaluation | None:
+    ) -> Replay | LossEvaluation | None:
         """Record a program, and return its replay.
 
         If it cannot be recorded, return the evaluation of its usual run, or None if the program must run again.
@@ -349,8 +349,8 @@ class Graphs:
         return replay
 
     def _check_against_program(
-        self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: Evaluation
-    ) -> Evaluation:
+        self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
+    ) -> LossEvaluation:
         """Run the program as it is, return this result, and drop the graph if its result was different.
 
         After a second wrong graph the program is not recorded again.
@@ -401,10 +401,10 @@ class Graphs:
             warn(f"the program runs uncompiled: {reason}")
 
 
-def _run_as_it_is(call: Call) -> Evaluation:
+def _run_as_it_is(call: Call) -> LossEvaluation:
     """Evaluate the loss without a graph."""
     with one_at_a_time():
-        return evaluate(call._replace(optimizer=None))
+        return evaluate_loss(call._replace(optimizer=None))
 
 
 def _is_checked(step: int) -> bool:
@@ -412,7 +412,7 @@ def _is_checked(step: int) -> bool:
     return step in CHECKED_STEPS or step % CHECKED_EACH == 0
 
 
-def _largest_difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
+def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) -> str | None:
     """Return the site or gradient with the largest difference between graph and program, or None if they agree."""
     program_gradients = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
     # The values to compare, by a label for messages.

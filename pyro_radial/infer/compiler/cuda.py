@@ -23,7 +23,7 @@ from pyro_radial.infer.compiler.inductor import GraphFunction
 from pyro_radial.infer.compiler.program import Recording
 from pyro_radial.infer.compiler.signature import Leaves
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
-from pyro_radial.infer.step.evaluation import CAPTURED, Call, Evaluation
+from pyro_radial.infer.step.evaluation import CAPTURED, Call, LossEvaluation
 
 # Steps before a capture, in which the optimizer creates its state and kernels are loaded.
 WARM_UPS = 2
@@ -37,14 +37,14 @@ class CaptureError(RuntimeError):
     """A step cannot be captured, and has not been taken; the text is the reason."""
 
 
-Body = Callable[[], Evaluation]
+Body = Callable[[], LossEvaluation]
 
 
 class Device(ABC):
     """Captures a function of tensors in fixed memory; each replay reads and writes the same memory."""
 
     @abstractmethod
-    def warm_up(self, body: Body) -> Evaluation:
+    def warm_up(self, body: Body) -> LossEvaluation:
         """Run a function once without a capture, as preparation for one."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class CudaGraphs(Device):
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
-    def warm_up(self, body: Body) -> Evaluation:
+    def warm_up(self, body: Body) -> LossEvaluation:
         """Run a function on the stream of later captures."""
         current_stream = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current_stream)
@@ -80,7 +80,7 @@ class CudaGraphs(Device):
             raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
         self._pool = graph.pool()
 
-        def replay() -> Evaluation:
+        def replay() -> LossEvaluation:
             graph.replay()
             return result
 
@@ -132,7 +132,7 @@ class CapturedStep:
         """Return whether the captured step is one of the call's optimizer."""
         return call.optimizer is self._optimizer
 
-    def __call__(self, call: Call, leaves: Leaves) -> Evaluation:
+    def __call__(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Take a step: warm up at first, then capture, and replay from then on."""
         self._write_inputs(call, leaves)
         if self._replay is not None and self._fixed != self._fixed_properties(call):
@@ -164,12 +164,12 @@ class CapturedStep:
                 return f"a hook changes the gradient of {name}"
         return None if self._rates is None else self._rates.uncapturable_reason()
 
-    def _run_step(self, call: Call) -> Evaluation:
+    def _run_step(self, call: Call) -> LossEvaluation:
         """Run the operations that are captured: the loss, its gradients, and the optimizer's step if possible."""
         recording = self._recording
         with torch.no_grad():
             tensors = self._code(*recording.constants, *self._inputs)
-            evaluation: Evaluation = recording.graph.result(tensors)
+            evaluation: LossEvaluation = recording.graph.result(tensors)
             if call.stopped is not None:
                 torch.maximum(call.stopped, evaluation.nonfinite, out=call.stopped)
         is_graph_optimizer = isinstance(self._optimizer, GraphOptimizer)
@@ -288,7 +288,7 @@ class RateTensors:
                     group["capturable"] = capturable
 
 
-def _copy_results(evaluation: Evaluation) -> Evaluation:
+def _copy_results(evaluation: LossEvaluation) -> LossEvaluation:
     """Return an evaluation with copies of loss and summary, whose memory the next replay overwrites."""
     summary = None if evaluation.summary is None else evaluation.summary.clone()
     return evaluation._replace(loss=evaluation.loss.clone(), summary=summary)

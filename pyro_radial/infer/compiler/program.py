@@ -65,9 +65,9 @@ from pyro_radial.infer.loss.not_finite import support_to_check
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.step.evaluation import (
     Call,
-    Evaluation,
-    evaluate,
-    evaluate_in_graph,
+    LossEvaluation,
+    evaluate_loss,
+    evaluate_loss_in_graph,
     scale_gradients,
 )
 from pyro_radial.nn.modules import device_of, dtype_of
@@ -214,8 +214,8 @@ class Recording:
         return True
 
     def evaluation_of_program(
-        self, call: Call, graph_evaluation: Evaluation, mode: str
-    ) -> Evaluation:
+        self, call: Call, graph_evaluation: LossEvaluation, mode: str
+    ) -> LossEvaluation:
         """Return a result of the graph as the program returns it: with parameters, ``LossTerms`` and scaled gradients.
 
         As the program would, this also writes the values of parameters to the slots in which the program stores them.
@@ -278,7 +278,7 @@ class Attempt(NamedTuple):
     :param may_try_again: whether a later run may be recorded, because the first run may do more than later ones.
     """
 
-    evaluation: Evaluation
+    evaluation: LossEvaluation
     recording: Recording | None = None
     reason: str = ""
     may_try_again: bool = False
@@ -294,7 +294,7 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     code = Code()
     handler = RecordingHandler({})
     with note_replaced_buffers() as buffers, changes, handler, code.watch():
-        evaluation = evaluate(call._replace(optimizer=None, attached=False))
+        evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
         _warn_of_jacobians(handler.delta_log_densities)
     changed = changes.tensors()
@@ -321,7 +321,7 @@ def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
     except UnrecordableError as error:
         if call.attached:
             noise.restore()
-            evaluation = evaluate(call)
+            evaluation = evaluate_loss(call)
         # The first run may do more than later ones, such as find a start by k-means.
         may_try_again = isinstance(error, UnreadableStateError)
         return Attempt(evaluation, reason=str(error), may_try_again=may_try_again)
@@ -447,7 +447,7 @@ def _name_of_parameter(value: Any) -> str | None:
     return None if parameter is None else pyro.get_param_store().param_name(parameter())
 
 
-def _check_gradients(recording: Recording, evaluation: Evaluation) -> None:
+def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
     """Raise an error if a parameter had a gradient in the usual run and has none in the graph."""
     graph_evaluation = recording.graph.result()
     names_with_gradients: set[str] = set()
@@ -540,7 +540,7 @@ def _record_once(
     parameters_by_name: dict[str, Tensor] = {}
     gradient_leaves: list[Tensor] = []
 
-    def run(weight: Tensor, *tensors: Tensor) -> Evaluation:
+    def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
         """Evaluate the loss with tensors in place of numbers and of the tensors among the arguments."""
         inputs = iter(tensors)
         for position in positions:
@@ -556,7 +556,7 @@ def _record_once(
         handler = RecordingHandler(scales, program.handler.observed_sites)
         with handler, note_replaced_buffers() as buffers:
             recorded_call = call._replace(args=args, kwargs=kwargs, weight=kl_weight)
-            evaluation, leaf_tensors = evaluate_in_graph(recorded_call)
+            evaluation, leaf_tensors = evaluate_loss_in_graph(recorded_call)
             gradient_leaves[:] = leaf_tensors
         # If the run raises an error, the caller restores the state.
         for slot, number in zip(number_slots, original_numbers, strict=True):
@@ -586,7 +586,7 @@ def _record_once(
     return graph, parameters_by_name
 
 
-def _terms_of_graph(evaluation: Evaluation) -> Any:
+def _terms_of_graph(evaluation: LossEvaluation) -> Any:
     """Return the terms of a loss that are tensors, by name; None if it has no terms."""
     if evaluation.terms is None:
         return None

@@ -30,7 +30,7 @@ from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.loss.terms import LossTerms, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
-# How a program ran; see :attr:`Evaluation.mode`.
+# How a program ran; see :attr:`LossEvaluation.mode`.
 AS_IT_IS = "as it is"
 RECORDED = "recorded"
 COMPILED = "compiled"
@@ -82,7 +82,7 @@ class Call(NamedTuple):
         return None
 
 
-class Evaluation(NamedTuple):
+class LossEvaluation(NamedTuple):
     """The result of an evaluation.
 
     :param loss: a 0-d tensor, or a vector if the program returns a tuple of losses; detached unless ``attached``.
@@ -129,7 +129,7 @@ def scale_gradients(
     return tuple(None if gradient is None else gradient * factor for gradient in gradients)
 
 
-class _Run(NamedTuple):
+class _ProgramRun(NamedTuple):
     """A run of a program: the loss, its terms, the parameters by name, and a trace of the ``param`` statements."""
 
     loss: Tensor
@@ -138,14 +138,14 @@ class _Run(NamedTuple):
     trace: Trace
 
 
-def evaluate(call: Call) -> Evaluation:
+def evaluate_loss(call: Call) -> LossEvaluation:
     """Run a program once as it is, and return its loss, its parameters as ``SVI`` finds them, and their gradients."""
     differentiable = is_differentiable(call.loss)
     # A loss that calls ``backward`` itself adds to gradients, so earlier ones are set aside until the end.
     earlier_gradients = _pop_gradients(
         [*stored_parameters().values(), *call.extra_parameters.values()]
     )
-    run = _run(call, differentiable)
+    run = _run_program(call, differentiable)
     has_gradients = differentiable and call.gradients and run.loss.requires_grad
     attached = call.attached and call.gradients and differentiable
     if has_gradients and not attached:
@@ -165,12 +165,12 @@ def evaluate(call: Call) -> Evaluation:
     return evaluation._replace(hooked=not differentiable)
 
 
-def evaluate_in_graph(call: Call) -> tuple[Evaluation, list[Tensor]]:
+def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
     """Run a program while its operations are recorded, with the gradients and the update of an optimizer as operations.
 
     :returns: the evaluation, and the leaf tensors that would get a gradient in ``SVI``.
     """
-    run = _run(call, differentiable=True)
+    run = _run_program(call, differentiable=True)
     gradients: Sequence[Tensor | None] = (None,) * len(run.parameters)
     leaves: list[Tensor] = []
     if call.gradients and run.loss.requires_grad:
@@ -194,7 +194,7 @@ def evaluate_in_graph(call: Call) -> tuple[Evaluation, list[Tensor]]:
     return evaluation._replace(updated_in_graph=updated_in_graph), leaves
 
 
-def _run(call: Call, differentiable: bool) -> _Run:
+def _run_program(call: Call, differentiable: bool) -> _ProgramRun:
     """Run a program, and find its parameters."""
     with poutine.trace(param_only=True) as param_trace:
         loss, terms = _loss_and_terms(call, differentiable)
@@ -203,15 +203,17 @@ def _run(call: Call, differentiable: bool) -> _Run:
     for name, parameter in call.extra_parameters.items():
         if parameter.requires_grad and id(parameter) not in parameter_ids:
             parameters[name] = parameter
-    return _Run(loss, terms, parameters, param_trace.trace)
+    return _ProgramRun(loss, terms, parameters, param_trace.trace)
 
 
-def _evaluation_of(call: Call, run: _Run, gradients: Iterable[Tensor | None]) -> Evaluation:
+def _evaluation_of(
+    call: Call, run: _ProgramRun, gradients: Iterable[Tensor | None]
+) -> LossEvaluation:
     """Return the evaluation of a run with these gradients."""
     # The tail-adaptive loss has gradients but no value.
     has_value = not isinstance(call.loss, TraceTailAdaptive_ELBO)
     nonfinite = ~torch.isfinite(run.loss) if has_value else torch.isnan(run.loss)
-    return Evaluation(
+    return LossEvaluation(
         run.loss.detach(),
         _in_separate_memory(gradients),
         run.parameters,

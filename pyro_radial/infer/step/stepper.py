@@ -19,7 +19,7 @@ from pyro_radial.infer.loss.not_finite import (
     not_finite_error,
 )
 from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients
-from pyro_radial.infer.step.evaluation import CAPTURED, Call, Evaluation, has_terms
+from pyro_radial.infer.step.evaluation import CAPTURED, Call, LossEvaluation, has_terms
 
 # Reading a loss waits for the device. So a GPU's losses are checked after this many steps, or after fewer if the
 # arguments of these steps take more bytes than MOST_BYTES.
@@ -49,7 +49,7 @@ class Stepper:
 
     def __init__(
         self,
-        evaluate: Callable[[Call], Evaluation],
+        evaluate: Callable[[Call], LossEvaluation],
         optimizer: JointOptimizer,
         interval: int | None = None,
         parameters: Mapping[str, Tensor] | None = None,
@@ -65,7 +65,7 @@ class Stepper:
         self._parameters: Mapping[str, Tensor] = parameters or {}
         self._unchecked_steps: list[Step] = []
 
-    def step(self, calls: Sequence[Call]) -> list[Evaluation]:
+    def step(self, calls: Sequence[Call]) -> list[LossEvaluation]:
         """Evaluate the loss of each part of a batch on the same noise, check the losses, and take a step.
 
         :raises FloatingPointError: naming what is NaN or infinite; no step is taken on it. On a GPU it is raised some
@@ -73,7 +73,7 @@ class Stepper:
         """
         step = Step(self.steps_done, calls, TorchNoise.current())
         self.optimizer.forget_gradients()
-        evaluations: list[Evaluation] = []
+        evaluations: list[LossEvaluation] = []
         for call in calls:
             if evaluations:
                 step.noise.restore()
@@ -99,7 +99,7 @@ class Stepper:
                 stop_where(self.optimizer.optimizer, None)
             raise self._explain(steps)
 
-    def _check(self, step: Step, evaluations: Sequence[Evaluation]) -> None:
+    def _check(self, step: Step, evaluations: Sequence[LossEvaluation]) -> None:
         """Note whether the losses of a step are finite, before the step is applied, and look if it is time to."""
         optimizer = self.optimizer.optimizer
         self._unchecked_steps.append(step)
@@ -119,7 +119,7 @@ class Stepper:
         if len(self._unchecked_steps) >= interval or not can_wait:
             self.look()
 
-    def _evaluate_or_explain(self, step: Step, call: Call) -> Evaluation:
+    def _evaluate_or_explain(self, step: Step, call: Call) -> LossEvaluation:
         """Evaluate a call; where validation stops the program, raise an error that names what is not finite."""
         try:
             return self._evaluate(call)
@@ -156,7 +156,7 @@ class Stepper:
         return []
 
 
-def keep_terms(call: Call, evaluation: Evaluation) -> None:
+def keep_terms(call: Call, evaluation: LossEvaluation) -> None:
     """Store the terms of an evaluation in the loss, where users can read them."""
     terms = evaluation.terms
     if terms is None or not has_terms(call.loss):

@@ -29,7 +29,7 @@ from pyro_radial.infer.optim.joint import (
     make_optimizer,
     unconstrained_parameters,
 )
-from pyro_radial.infer.step.evaluation import Call, Evaluation, evaluate, has_terms
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation, evaluate_loss, has_terms
 from pyro_radial.infer.step.stepper import Stepper
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copy_state
 from pyro_radial.nn.modules import Autocast, device_of, evaluating
@@ -167,10 +167,10 @@ class Trainer:
             stopped=self._stepper.stopped,
         )
 
-    def _evaluate(self, call: Call) -> Evaluation:
+    def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a part of a batch."""
         if self._graphs is None:
-            return evaluate(call)
+            return evaluate_loss(call)
         return self._graphs(call, compile_now=num_rows(call.args[0]) == self._compile_rows)
 
     def modules(self) -> dict[str, State]:

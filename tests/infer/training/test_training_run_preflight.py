@@ -172,7 +172,7 @@ def test_the_search_for_the_culprit_does_not_hide_the_first_error():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyro_radial.infer.step.stepper.find_not_finite", search)
-        patch.setattr("pyro_radial.infer.training.trainer.evaluate", broken)
+        patch.setattr("pyro_radial.infer.training.trainer.evaluate_loss", broken)
         with pytest.raises(ValueError, match="the first error"):
             trainer.step((x, y))
 
