@@ -93,7 +93,7 @@ class CompiledELBO:
     @property
     def num_graphs(self) -> int:
         """The number of graphs so far."""
-        return len(self.graphs.recordings)
+        return len(self.graphs.programs)
 
     @property
     def eager_reasons(self) -> list[str]:

@@ -142,7 +142,7 @@ def test_a_graph_replays_it_with_new_points_each_time():
         values.append(value)
     assert values[0] != values[1]
     assert not captured.eager_reasons
-    assert len(captured.recordings) == 1
+    assert len(captured.programs) == 1
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_step_under_a_recorded_graph_is_the_step_as_it_is():
         torch.testing.assert_close(terms.weight_space_kl, as_it_is.weight_space_kl)
         torch.testing.assert_close(terms.loss, value)
     assert not captured.eager_reasons
-    assert len(captured.recordings) == 1
+    assert len(captured.programs) == 1
 
 
 def test_a_loss_reads_nothing_on_the_host():

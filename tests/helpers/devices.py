@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial.infer.compiler import cache, inductor
-from pyro_radial.infer.compiler.cuda import Device
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
@@ -48,7 +47,7 @@ class CountHostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class CalledAgain(Device):
+class CalledAgain:
     """As with a CUDA graph, a capture does nothing yet, and each replay writes its results into the same memory."""
 
     def __init__(self):

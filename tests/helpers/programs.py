@@ -435,8 +435,8 @@ class Graphed:
         return self.latest.loss, self.latest.parameters_with_gradients()
 
     @property
-    def recordings(self):
-        return self.graphs.recordings
+    def programs(self):
+        return self.graphs.programs
 
     @property
     def eager_reasons(self):

@@ -16,24 +16,19 @@ from pyro_radial._pyro.compat import (
     post_accumulate_hooks,
     reader_of_setting,
 )
-from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
-from pyro_radial.infer.compiler.cuda import CapturedStep, CaptureError, Device, device_graphs
+from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial.infer.compiler.cuda import CudaGraphs, device_graphs
 from pyro_radial.infer.compiler.inductor import (
-    GraphFunction,
     Options,
     agree,
-    compile_once,
-    has_code,
 )
-from pyro_radial.infer.compiler.program import Recording, record_program, suspend_garbage_collection
+from pyro_radial.infer.compiler.program import Program
+from pyro_radial.infer.compiler.recording import record_program, suspend_garbage_collection
 from pyro_radial.infer.compiler.signature import Leaves, Numbers, descriptions, has_nan, kinds
-from pyro_radial.infer.compiler.state import UnrecordableError
-from pyro_radial.infer.compiler.tensor_graph import ChangedTensors, restore_tensors
+from pyro_radial.infer.compiler.state import Refused
 from pyro_radial.infer.step.evaluation import (
     CHECKED,
-    COMPILED,
     JITTED,
-    RECORDED,
     Call,
     LossEvaluation,
     evaluate_loss,
@@ -61,108 +56,6 @@ READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
 Signature = tuple[Hashable, tuple[Hashable, ...]]
 
 
-class Replay:
-    """Replay a recording: as recorded at first, compiled after some uses, and on a GPU as a captured CUDA graph."""
-
-    def __init__(self, recording: Recording, device: Device | None = None) -> None:
-        self.recording = recording
-        #: The compiled code; None before it is compiled.
-        self.code: GraphFunction | None = None
-        self.uses = 0
-        #: The captured step; None before the first one.
-        self.captured: CapturedStep | None = None
-        #: Why steps cannot be captured; None if they can.
-        self.uncaptured_reason: str | None = None
-        self._device = device
-
-    def __call__(
-        self,
-        call: Call,
-        leaves: Leaves,
-        compile_after: int | None,
-        options: Options,
-    ) -> LossEvaluation:
-        """Evaluate the loss by the graph.
-
-        :param compile_after: the uses before the graph is compiled; None never compiles it.
-        """
-        code = self._code_for(call, leaves, compile_after, options)
-        evaluation = self._take_captured_step(call, leaves, code)
-        if evaluation is not None:
-            return evaluation
-        if call.graph_optimizer is not None:
-            call.graph_optimizer.write_rates()
-        return self._run(code, call, leaves, RECORDED if self.code is None else COMPILED)
-
-    def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
-        """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
-        noise = TorchNoise.current()
-        changed = ChangedTensors()
-        with changed:
-            evaluation = self._run(self.recording.graph.module, call, leaves, RECORDED)
-        restore_tensors(changed.originals)
-        noise.restore()
-        return evaluation
-
-    @torch.no_grad()
-    def _run(self, code: GraphFunction, call: Call, leaves: Leaves, mode: str) -> LossEvaluation:
-        """Evaluate the loss by code for the graph: compiled code, or the graph as it was recorded."""
-        recording = self.recording
-        results = code(*recording.constants, *recording.inputs(call, leaves))
-        return recording.evaluation_of_program(call, recording.graph.result(results), mode)
-
-    @property
-    def eager_optimizer_reason(self) -> str | None:
-        """Why the optimizer takes its step after the captured graph; None if the graph takes it."""
-        return None if self.captured is None else self.captured.eager_optimizer_reason
-
-    def _code_for(
-        self,
-        call: Call,
-        leaves: Leaves,
-        compile_after: int | None,
-        options: Options,
-    ) -> GraphFunction:
-        """Count a use, and return the compiled code, or the graph as it was recorded before it is compiled."""
-        if self.code is None and compile_after is not None:
-            self.uses += 1
-            graph = self.recording.graph
-            inputs = self.recording.inputs(call, leaves)
-            if self.uses > compile_after or has_code(graph, inputs, options):
-                self.code = compile_once(graph, inputs, options)
-                self.captured = None
-        return self.recording.graph.module if self.code is None else self.code
-
-    def _take_captured_step(
-        self, call: Call, leaves: Leaves, code: GraphFunction
-    ) -> LossEvaluation | None:
-        """Take a captured step; if it cannot be captured, change nothing and return None."""
-        if self._device is None or call.optimizer is None or self.uncaptured_reason is not None:
-            return None
-        if self.captured is None or not self.captured.is_of(call):
-            device = self.recording.device
-            for tensor in (*self.recording.constants, *leaves.tensors()):
-                if tensor.device.type != device.type:
-                    self._warn_uncaptured(
-                        f"it takes a tensor on {tensor.device}, and parameters are on {device}"
-                    )
-                    return None
-            self.captured = CapturedStep(self.recording, code, call, call.optimizer, self._device)
-            if self.eager_optimizer_reason is not None:
-                text = f"the optimizer takes its step after the CUDA graph: {self.eager_optimizer_reason}"
-                warn(text)
-        try:
-            return self.captured(call, leaves)
-        except CaptureError as error:
-            self._warn_uncaptured(str(error))
-            return None
-
-    def _warn_uncaptured(self, reason: str) -> None:
-        """Warn that steps are not captured, and remember the reason."""
-        self.uncaptured_reason = reason
-        warn(f"the program runs without a CUDA graph: {reason}")
-
-
 class Graphs:
     """Evaluate losses by graphs.
 
@@ -177,13 +70,13 @@ class Graphs:
         compile: bool = True,
         max_signatures: int = 8,
         options: Options | None = None,
-        device: Device | None = None,
+        device: CudaGraphs | None = None,
     ) -> None:
         self.compile = compile
         self.max_signatures = max_signatures
         self.options = dict(options or {})
-        # The replays of each signature, which differ in their state; the latest in use comes first.
-        self._replays: dict[Signature, list[Replay]] = {}
+        # The programs of each signature, which differ in their state; the latest in use comes first.
+        self._programs: dict[Signature, list[Program]] = {}
         # The numbers that are inputs of each program's graphs, with its model, guide and loss. These are kept alive
         # because the keys contain their ids.
         self._numbers: dict[Hashable, tuple[Numbers, object]] = {}
@@ -211,26 +104,25 @@ class Graphs:
         leaves = Leaves.of(call.args, call.kwargs)
         if has_nan(leaves.values):
             return _run_as_it_is(call)
-        program = _program_key(call, leaves)
-        numbers = self._numbers_of(program, call)
+        program_key = _program_key(call, leaves)
+        numbers = self._numbers_of(program_key, call)
+        if numbers.notice_values(leaves.values):
+            self._drop_graphs(program_key)
         try:
-            key = program, descriptions(leaves.values, numbers.positions)
-        except UnrecordableError as error:
-            self._warn_eager(str(error))
+            key = program_key, descriptions(leaves.values, numbers.positions)
+        except Refused as refused:
+            self._warn_eager(refused.reason)
             return _run_as_it_is(call)
-        if key not in self._replays and numbers.notice_values(leaves.values):
-            self._drop_graphs(program)
-            key = program, descriptions(leaves.values, numbers.positions)
-        replay = self._find_replay(key, numbers, call, leaves)
-        if not isinstance(replay, Replay):
-            return _run_as_it_is(call) if replay is None else replay
+        program = self._find_program(key, numbers, call, leaves)
+        if not isinstance(program, Program):
+            return _run_as_it_is(call) if program is None else program
         self._calls += call.gradients
         if call.gradients and _is_checked(call.step or self._calls):
-            replayed = replay.rehearse(call, leaves)
+            replayed = program.rehearse(call, leaves)
             # A loss that is not finite raises its own error, so nothing is compared.
             if not bool(replayed.nonfinite):
-                return self._check_against_program(replay, key, call, leaves, replayed)
-        return replay(call, leaves, self._uses_before_compiling(compile_now), self.options)
+                return self._check_against_program(program, key, call, leaves, replayed)
+        return program.replay(call, leaves, self._uses_before_compiling(compile_now), self.options)
 
     def _uses_before_compiling(self, compile_now: bool | None) -> int | None:
         """Return the uses before a graph is compiled; None never compiles it."""
@@ -243,24 +135,21 @@ class Graphs:
         return USES_BEFORE_COMPILING if self._device is None else 0
 
     @property
-    def recordings(self) -> list[Recording]:
-        """The recording of each graph."""
-        return [replay.recording for replay in self.replays]
+    def programs(self) -> list[Program]:
+        """The recorded programs, one for each graph."""
+        return list(chain.from_iterable(self._programs.values()))
 
     @property
     def uncaptured_reasons(self) -> list[str]:
         """The reasons why steps, or the optimizer's part of them, are not in a CUDA graph on a GPU."""
         reasons: list[str] = []
-        for replay in self.replays:
-            reason = replay.uncaptured_reason or replay.eager_optimizer_reason
+        for program in self.programs:
+            reason = program.uncaptured_reason
+            if reason is None and program.captured is not None:
+                reason = program.captured.eager_optimizer_reason
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
         return reasons
-
-    @property
-    def replays(self) -> list[Replay]:
-        """All replays, one for each graph."""
-        return list(chain.from_iterable(self._replays.values()))
 
     def _must_run_as_it_is(self, call: Call) -> bool:
         """Return whether no program can have a graph here: inside of other handlers, or with this loss."""
@@ -284,72 +173,71 @@ class Graphs:
 
     def _drop_graphs(self, program: Hashable) -> None:
         """Drop the graphs of a program, because a number has become an input."""
-        for key in list(self._replays):
+        for key in list(self._programs):
             if key[0] == program:
-                del self._replays[key]
+                del self._programs[key]
 
-    def _find_replay(
+    def _find_program(
         self, key: Signature, numbers: Numbers, call: Call, leaves: Leaves
-    ) -> Replay | LossEvaluation | None:
-        """Return a valid replay for a call: an existing one, or a new one after a recording.
+    ) -> Program | LossEvaluation | None:
+        """Return a valid program for a call: a recorded one, or a new one after a recording.
 
-        If the program cannot be recorded, return the evaluation of the run that was tried, or None if none was tried.
+        If it cannot be recorded, return the evaluation of the run that was tried, or None if none was tried.
         """
-        replays = self._replays.get(key, [])
-        for position, replay in enumerate(replays):
-            if replay.recording.is_valid(leaves):
+        programs = self._programs.get(key, [])
+        for position, program in enumerate(programs):
+            if program.is_valid(leaves):
                 if position:
-                    replays.insert(0, replays.pop(position))
-                return replay
-        program_and_kinds = key[0], kinds(leaves.values)
-        if program_and_kinds in self._unrecordable:
+                    programs.insert(0, programs.pop(position))
+                return program
+        if (key[0], kinds(leaves.values)) in self._unrecordable:
             return None
-        for replay in replays:
-            if numbers.notice_paths(replay.recording.state.changed_numbers()):
+        for program in programs:
+            if numbers.notice_paths(program.state.changed_numbers()):
                 self._drop_graphs(key[0])
-        if len(self.recordings) >= self.max_signatures:
-            self._warn_eager(self._reason_for_limit(replays))
+        if len(self.programs) >= self.max_signatures:
+            self._warn_eager(self._reason_for_limit(programs))
             return None
         return self._record(key[0], numbers, call, leaves)
 
     def _record(
-        self, program: Hashable, numbers: Numbers, call: Call, leaves: Leaves
-    ) -> Replay | LossEvaluation | None:
-        """Record a program, and return its replay.
+        self, program_key: Hashable, numbers: Numbers, call: Call, leaves: Leaves
+    ) -> Program | LossEvaluation | None:
+        """Record a program.
 
         If it cannot be recorded, return the evaluation of its usual run, or None if the program must run again.
         """
-        program_and_kinds = program, kinds(leaves.values)
+        key_and_kinds = program_key, kinds(leaves.values)
         with one_at_a_time(), suspend_garbage_collection():
-            attempt = record_program(call, leaves, numbers)
-        if attempt.recording is None:
-            if attempt.may_try_again and program_and_kinds not in self._failed_once:
-                self._failed_once.add(program_and_kinds)
+            evaluation, program = record_program(call, leaves, numbers)
+        if isinstance(program, Refused):
+            if program.may_try_again and key_and_kinds not in self._failed_once:
+                self._failed_once.add(key_and_kinds)
             else:
-                self._unrecordable.add(program_and_kinds)
-                self._warn_eager(attempt.reason)
-            return attempt.evaluation
+                self._unrecordable.add(key_and_kinds)
+                self._warn_eager(program.reason)
+            return evaluation
         if self._device is None:
-            self._device = device_graphs(attempt.recording.device)
-        replay = Replay(attempt.recording, self._device if self.compile else None)
+            self._device = device_graphs(program.device)
+        program.cuda_graphs = self._device if self.compile else None
         try:
-            replayed = replay.rehearse(call, leaves)
+            replayed = program.rehearse(call, leaves)
         except RuntimeError as error:
             reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
             self._warn_eager(reason)
-            self._unrecordable.add(program_and_kinds)
+            self._unrecordable.add(key_and_kinds)
             return None
-        if numbers and _largest_difference(replayed, attempt.evaluation) is not None:
+        if numbers and _largest_difference(replayed, evaluation) is not None:
             # The program may test the type of a number, and compute something else for a tensor.
             numbers.exclude_all()
-            return self._record(program, numbers, call, leaves)
+            return self._record(program_key, numbers, call, leaves)
         # Numbers that Python has read during the recording are now part of the signature.
-        key = program, descriptions(leaves.values, numbers.positions)
-        self._replays.setdefault(key, []).insert(0, replay)
-        return replay
+        key = program_key, descriptions(leaves.values, numbers.positions)
+        self._programs.setdefault(key, []).insert(0, program)
+        return program
 
     def _check_against_program(
-        self, replay: Replay, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
+        self, program: Program, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
     ) -> LossEvaluation:
         """Run the program as it is, return this result, and drop the graph if its result was different.
 
@@ -361,7 +249,7 @@ class Graphs:
         difference = _largest_difference(replayed, evaluation)
         if difference is None:
             return evaluation._replace(mode=CHECKED)
-        self._replays[key].remove(replay)
+        self._programs[key].remove(program)
         if key in self._dropped:
             self._unrecordable.add((key[0], kinds(leaves.values)))
             self._warn_eager(f"its graph gives something else than the program, at {difference}")
@@ -373,15 +261,15 @@ class Graphs:
         )
         return evaluation
 
-    def _reason_for_limit(self, replays: Sequence[Replay]) -> str:
+    def _reason_for_limit(self, programs: Sequence[Program]) -> str:
         """Return the reason why the limit of ``max_signatures`` graphs is reached: what keeps changing."""
-        if not replays:
+        if not programs:
             return (
                 f"its arguments are of more than max_signatures = {self.max_signatures} kinds (shapes, strides, "
                 "dtypes, devices, and values that are not tensors); use batches of one shape, pass changing numbers as "
                 "tensors, or raise max_signatures"
             )
-        state = replays[0].recording.state
+        state = programs[0].state
         changes = state.changes()
         if not changes:
             return (

@@ -3,7 +3,6 @@
 
 """Capture a whole training step as one CUDA graph: noise, loss, gradients, and the step of the optimizer."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,11 +18,10 @@ from pyro_radial._pyro.compat import (
     steps_stop,
     stop_where,
 )
-from pyro_radial.infer.compiler.inductor import GraphFunction
-from pyro_radial.infer.compiler.program import Recording
 from pyro_radial.infer.compiler.signature import Leaves
+from pyro_radial.infer.compiler.state import Refused
 from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
-from pyro_radial.infer.step.evaluation import CAPTURED, Call, LossEvaluation
+from pyro_radial.infer.step.evaluation import COMPILED, Call, LossEvaluation
 
 # Steps before a capture, in which the optimizer creates its state and kernels are loaded.
 WARM_UPS = 2
@@ -33,34 +31,21 @@ MOST_CAPTURES = 8
 CHANGING = ("params", "lr", "initial_lr")
 
 
-class CaptureError(RuntimeError):
-    """A step cannot be captured, and has not been taken; the text is the reason."""
-
-
 Body = Callable[[], LossEvaluation]
 
 
-class Device(ABC):
-    """Captures a function of tensors in fixed memory; each replay reads and writes the same memory."""
+class CudaGraphs:
+    """Captures functions of tensors in fixed memory as CUDA graphs, which share one pool of memory.
 
-    @abstractmethod
-    def warm_up(self, body: Body) -> LossEvaluation:
-        """Run a function once without a capture, as preparation for one."""
-
-    @abstractmethod
-    def capture(self, body: Body) -> Body:
-        """Return a function that replays the operations of ``body``; its result is in the same memory each time."""
-
-
-class CudaGraphs(Device):
-    """Captures functions as CUDA graphs, which share one pool of memory."""
+    Each replay reads and writes the same memory.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
     def warm_up(self, body: Body) -> LossEvaluation:
-        """Run a function on the stream of later captures."""
+        """Run a function once without a capture, on the stream of later captures, as preparation for one."""
         current_stream = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current_stream)
         with torch.cuda.stream(self._stream):
@@ -69,7 +54,7 @@ class CudaGraphs(Device):
         return result
 
     def capture(self, body: Body) -> Body:
-        """Capture a function as a CUDA graph."""
+        """Return a function that replays the operations of ``body``; its result is in the same memory each time."""
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(
@@ -77,7 +62,7 @@ class CudaGraphs(Device):
             ):
                 result = body()
         except RuntimeError as error:
-            raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise Refused(f"{type(error).__name__}: {error}".splitlines()[0]) from error
         self._pool = graph.pool()
 
         def replay() -> LossEvaluation:
@@ -87,8 +72,8 @@ class CudaGraphs(Device):
         return replay
 
 
-def device_graphs(device: torch.device) -> Device | None:
-    """Return a :class:`Device` that captures steps on a GPU, or None on a CPU."""
+def device_graphs(device: torch.device) -> CudaGraphs | None:
+    """Return what captures steps on a GPU, or None on a CPU."""
     return CudaGraphs(device) if device.type == "cuda" else None
 
 
@@ -98,19 +83,15 @@ class CapturedStep:
     Arguments are copied into memory that the graph reads, unless they are the same tensors at each step. The step is
     captured again if tensors that it reads have another address, or if settings of the optimizer besides learning rates
     change.
+
+    :param program: the recorded :class:`Program`.
     """
 
     def __init__(
-        self,
-        recording: Recording,
-        code: GraphFunction,
-        call: Call,
-        optimizer: Optimizer,
-        device: Device,
+        self, program: Any, call: Call, optimizer: Optimizer, cuda_graphs: CudaGraphs
     ) -> None:
-        self._recording = recording
-        self._code = code
-        self._device = device
+        self._program = program
+        self._cuda_graphs = cuda_graphs
         self._optimizer = optimizer
         self._caller_reason = call.eager_optimizer_reason
         self._inputs: list[Tensor] = []
@@ -143,33 +124,33 @@ class CapturedStep:
             evaluation = self._replay()
         elif self._warm_ups < WARM_UPS:
             self._warm_ups += 1
-            evaluation = self._device.warm_up(lambda: self._run_step(call))
+            evaluation = self._cuda_graphs.warm_up(lambda: self._run_step(call))
         elif self.captures >= MOST_CAPTURES:
-            raise CaptureError(
-                "its tensors, or settings of its optimizer, are replaced again and again"
-            )
+            raise Refused("its tensors, or settings of its optimizer, are replaced again and again")
         else:
-            self._replay = self._device.capture(lambda: self._run_step(call))
+            self._replay = self._cuda_graphs.capture(lambda: self._run_step(call))
             self.captures += 1
             self._fixed = self._fixed_properties(call)
             evaluation = self._replay()
-        return self._recording.evaluation_of_program(call, _copy_results(evaluation), CAPTURED)
+        # The next replay overwrites the memory of loss and summary.
+        summary = None if evaluation.summary is None else evaluation.summary.clone()
+        return evaluation._replace(loss=evaluation.loss.clone(), summary=summary)
 
     def _find_eager_optimizer_reason(self) -> str | None:
         """Return why the optimizer's step cannot be in the graph, or None if it can."""
         if self._caller_reason is not None:
             return self._caller_reason
-        for name, parameter in self._recording.parameters.items():
+        for name, parameter in self._program.parameters.items():
             if post_accumulate_hooks(parameter):
                 return f"a hook changes the gradient of {name}"
         return None if self._rates is None else self._rates.uncapturable_reason()
 
     def _run_step(self, call: Call) -> LossEvaluation:
         """Run the operations that are captured: the loss, its gradients, and the optimizer's step if possible."""
-        recording = self._recording
+        program = self._program
         with torch.no_grad():
-            tensors = self._code(*recording.constants, *self._inputs)
-            evaluation: LossEvaluation = recording.graph.result(tensors)
+            tensors = program.code_for(COMPILED)(*program.constants, *self._inputs)
+            evaluation: LossEvaluation = program.graph.result(tensors)
             if call.stopped is not None:
                 torch.maximum(call.stopped, evaluation.nonfinite, out=call.stopped)
         is_graph_optimizer = isinstance(self._optimizer, GraphOptimizer)
@@ -178,16 +159,16 @@ class CapturedStep:
         ):
             return evaluation
         if self._rates is not None:
-            parameters = list(recording.parameters.values())
+            parameters = list(program.parameters.values())
             self._rates.step(parameters, evaluation.gradients, call.stopped)
         return evaluation._replace(gradients=(None,) * len(evaluation.gradients), stepped=True)
 
     def _write_inputs(self, call: Call, leaves: Leaves) -> None:
         """Copy the numbers, arguments and learning rates of this step into the memory that the graph reads."""
         tensors = leaves.tensors()
-        numbers = self._recording.numbers(call, leaves)
+        numbers = self._program.numbers(call, leaves)
         if not self._inputs:
-            self._inputs = self._recording.inputs(call, leaves)
+            self._inputs = self._program.inputs(call, leaves)
             self._is_copied = [False] * len(tensors)
         elif self._numbers != numbers:
             for memory, number in zip(self._inputs, numbers, strict=False):
@@ -208,8 +189,8 @@ class CapturedStep:
 
     def _fixed_properties(self, call: Call) -> tuple[object, ...]:
         """Return the properties that a captured graph fixes: addresses of tensors, optimizer settings and hooks."""
-        tensors = [*self._recording.constants, *self._inputs]
-        hooks = any(map(post_accumulate_hooks, self._recording.parameters.values()))
+        tensors = [*self._program.constants, *self._inputs]
+        hooks = any(map(post_accumulate_hooks, self._program.parameters.values()))
         if self.eager_optimizer_reason is not None:
             return addresses(tensors), hooks, call.stopped is None
         for state in self._optimizer.state.values():
@@ -286,9 +267,3 @@ class RateTensors:
                 group["lr"] = rate
                 if "capturable" in group:
                     group["capturable"] = capturable
-
-
-def _copy_results(evaluation: LossEvaluation) -> LossEvaluation:
-    """Return an evaluation with copies of loss and summary, whose memory the next replay overwrites."""
-    summary = None if evaluation.summary is None else evaluation.summary.clone()
-    return evaluation._replace(loss=evaluation.loss.clone(), summary=summary)

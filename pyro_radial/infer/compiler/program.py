@@ -1,140 +1,45 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Record a Pyro program, with its loss, the terms and the gradients, as a graph of tensor operations.
+"""A recorded program: its graph, the guards that say whether the graph holds, and the inputs that it takes."""
 
-A program is a model, its guide and a loss. An argument, a number or an attribute that it reads is an input of its graph
-or is compared before each replay.
-"""
-
-import gc
-import math
-import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Delta
-from pyro.infer import TraceMeanField_ELBO
-from pyro.poutine.messenger import Messenger
-from torch import Tensor, nn
-from torch.distributions.constraints import Constraint, integer_interval
+from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
-from pyro_radial._pyro.compat import (
-    ReplaceFunctions,
-    remove_host_reads,
-    stored_parameters,
-)
-from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
-from pyro_radial._pyro.types import Args, Guide, Kwargs, Message
-from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.compiler.signature import (
-    Leaves,
-    Numbers,
-    as_tensor_of,
-    descriptions,
-    is_number,
-    rebuilder,
-)
-from pyro_radial.infer.compiler.state import (
-    Code,
-    Slot,
-    State,
-    UnrecordableError,
-    is_library,
-    line,
-    metadata_of,
-)
-from pyro_radial.infer.compiler.tensor_graph import (
-    ChangedTensors,
-    Graph,
-    note_replaced_buffers,
-    record,
-    restore_after,
-    restore_buffers,
-    restore_tensors,
-)
-from pyro_radial.infer.loss.elbo import TermsELBO, entropies
-from pyro_radial.infer.loss.not_finite import support_to_check
+from pyro_radial._pyro.compat import stored_parameters
+from pyro_radial._pyro.random_numbers import TorchNoise
+from pyro_radial._pyro.types import Args, Guide, Kwargs
+from pyro_radial.infer.compiler.cuda import CapturedStep, CudaGraphs
+from pyro_radial.infer.compiler.inductor import GraphFunction, Options, compile_once, has_code
+from pyro_radial.infer.compiler.signature import Leaves, as_tensor_of
+from pyro_radial.infer.compiler.state import Refused, Slot, State
+from pyro_radial.infer.compiler.tensor_graph import ChangedTensors, Graph, restore_tensors
+from pyro_radial.infer.loss.elbo import entropies
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.step.evaluation import (
+    CAPTURED,
+    COMPILED,
+    RECORDED,
     Call,
     LossEvaluation,
-    evaluate_loss,
-    evaluate_loss_in_graph,
     scale_gradients,
 )
-from pyro_radial.nn.modules import device_of, dtype_of
-
-# Fields of LossTerms that a graph does not compute.
-HOST_TERMS = ("kl_weight", "entropies")
-
-
-class RecordingHandler(Messenger):
-    """A Pyro handler around a run: it notes the scales and checks of sites, and replaces them in a recorded run.
-
-    A scale such as N / B becomes a 0-d tensor, which the graph reads instead of fixing the number. A graph skips Pyro's
-    checks of observations; instead the scale becomes NaN if an observation is outside of its support.
-
-    :param scales: the 0-d tensor for each scale; other scales stay numbers.
-    :param checked_sites: the names of the sites with observations to check by operations of the graph.
-    """
-
-    def __init__(self, scales: Mapping[float, Tensor], checked_sites: Collection[str] = ()) -> None:
-        super().__init__()
-        self.scales = scales
-        self.checked_sites = checked_sites
-        #: The scales of the sites in the run, without 0 and 1.
-        self.site_scales: list[float] = []
-        #: The names of observed sites that Pyro checks.
-        self.observed_sites: set[str] = set()
-        #: The log-density of each Delta of the guide by site.
-        self.delta_log_densities: dict[str, Any] = {}
-
-    def _pyro_sample(self, msg: Message) -> None:
-        """Note and replace the scale of a site, and note or check its observation."""
-        scale = msg["scale"]
-        if isinstance(scale, int | float) and scale not in (0, 1):
-            self.site_scales.append(scale)
-            msg["scale"] = self.scales.get(scale, scale)
-        distribution = leaf(msg["fn"])
-        if isinstance(distribution, Delta) and not (msg["done"] or msg["is_observed"]):
-            self.delta_log_densities[msg["name"]] = distribution.log_density
-        support = support_to_check(msg)
-        if support is None:
-            return
-        if msg["name"] in self.checked_sites:
-            _check_in_graph(msg, support)
-        elif getattr(distribution, "_validate_args", False):
-            self.observed_sites.add(msg["name"])
-
-
-def _check_in_graph(msg: Message, support: Constraint) -> None:
-    """Make a site's scale NaN if its observed value is outside of the support, by operations of the graph."""
-    # Checks of counts take a remainder, which takes half as long as their likelihood; floor is faster.
-    with ReplaceFunctions({Tensor.remainder: lambda number, _: number - number.floor()}):
-        allowed = support.check(msg["value"])
-    msg["scale"] = torch.where(allowed.all(), msg["scale"], math.nan)
-    if isinstance(support, integer_interval):
-        # A class out of range must not index outside of the table of log-probabilities.
-        msg["value"] = torch.where(allowed, msg["value"], 0)
-
-
-# Paths of state that need no comparison, because the weight of the KL is an input of the graph.
-UNREAD = ("loss.step", "loss.kl_weight")
 
 
 @dataclass
-class Recording:
-    """The graph of a program, the state that the program read, and the tensors that the graph takes.
+class Program:
+    """The graph of a program, with the state that the program read, and the tensors that the graph takes.
 
     The inputs of the graph are its constants, the weight of the KL, other numbers, and the tensors among the arguments.
+    :meth:`replay` runs it as recorded at first, compiled after some uses, and on a GPU as a captured CUDA graph.
     """
 
     graph: Graph
@@ -151,10 +56,86 @@ class Recording:
     constants: list[Tensor]
     #: The slots in which the program stores the values of parameters, with the names of the parameters.
     parameter_slots: Sequence[tuple[Slot, str]] = ()
+    #: Captures steps; None on a CPU.
+    cuda_graphs: CudaGraphs | None = None
+    #: The captured step; None before the first one.
+    captured: CapturedStep | None = None
+    #: Why steps cannot be captured; None if they can.
+    uncaptured_reason: str | None = None
+    # The compiled code; None before it is compiled.
+    _code: GraphFunction | None = None
+    _uses: int = 0
     # The latest arguments that passed the guards, with their ids and versions. They are kept alive because Python could
     # give the id of a deleted tensor to another one.
     _guarded: list[Tensor] = field(default_factory=list)
     _versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def replay(
+        self, call: Call, leaves: Leaves, compile_after: int | None, options: Options
+    ) -> LossEvaluation:
+        """Evaluate the loss by the graph.
+
+        :param compile_after: the uses before the graph is compiled; None never compiles it.
+        """
+        if self._code is None and compile_after is not None:
+            self._uses += 1
+            inputs = self.inputs(call, leaves)
+            if self._uses > compile_after or has_code(self.graph, inputs, options):
+                self._code = compile_once(self.graph, inputs, options)
+                self.captured = None
+        evaluation = self._take_captured_step(call, leaves)
+        if evaluation is not None:
+            return evaluation
+        if call.graph_optimizer is not None:
+            call.graph_optimizer.write_rates()
+        return self._run(call, leaves, RECORDED if self._code is None else COMPILED)
+
+    def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
+        """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
+        noise = TorchNoise.current()
+        changed = ChangedTensors()
+        with changed:
+            evaluation = self._run(call, leaves, RECORDED)
+        restore_tensors(changed.originals)
+        noise.restore()
+        return evaluation
+
+    def code_for(self, mode: str) -> GraphFunction:
+        """Return the code of the graph, compiled or as it was recorded."""
+        return self.graph.module if mode == RECORDED or self._code is None else self._code
+
+    @torch.no_grad()
+    def _run(self, call: Call, leaves: Leaves, mode: str) -> LossEvaluation:
+        """Evaluate the loss by the graph, compiled or as it was recorded."""
+        results = self.code_for(mode)(*self.constants, *self.inputs(call, leaves))
+        return self._as_program(call, self.graph.result(results), mode)
+
+    def _take_captured_step(self, call: Call, leaves: Leaves) -> LossEvaluation | None:
+        """Take a captured step; if it cannot be captured, change nothing and return None."""
+        optimizer = call.optimizer
+        if self.cuda_graphs is None or optimizer is None or self.uncaptured_reason is not None:
+            return None
+        if self.captured is None or not self.captured.is_of(call):
+            for tensor in (*self.constants, *leaves.tensors()):
+                if tensor.device.type != self.device.type:
+                    self._warn_uncaptured(
+                        f"it takes a tensor on {tensor.device}, and parameters are on {self.device}"
+                    )
+                    return None
+            self.captured = CapturedStep(self, call, optimizer, self.cuda_graphs)
+            if self.captured.eager_optimizer_reason is not None:
+                reason = self.captured.eager_optimizer_reason
+                warn(f"the optimizer takes its step after the CUDA graph: {reason}")
+        try:
+            return self._as_program(call, self.captured(call, leaves), CAPTURED)
+        except Refused as refused:
+            self._warn_uncaptured(refused.reason)
+            return None
+
+    def _warn_uncaptured(self, reason: str) -> None:
+        """Warn that steps are not captured, and remember the reason."""
+        self.uncaptured_reason = reason
+        warn(f"the program runs without a CUDA graph: {reason}")
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """Return the numbers that the graph takes: the weight of the KL, then those of arguments and of the state."""
@@ -213,7 +194,7 @@ class Recording:
         self._versions = versions
         return True
 
-    def evaluation_of_program(
+    def _as_program(
         self, call: Call, graph_evaluation: LossEvaluation, mode: str
     ) -> LossEvaluation:
         """Return a result of the graph as the program returns it: with parameters, ``LossTerms`` and scaled gradients.
@@ -239,436 +220,3 @@ def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tenso
     with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
     return entropies(dict(trace.iter_stochastic_nodes()))
-
-
-class FirstRun(NamedTuple):
-    """A program after one usual run, with the results of this run that recording needs.
-
-    :param handler: has noted the scales and the checked sites.
-    :param parameters: the parameters by name.
-    :param changed_tensors: the tensors that the run changed in place, or assigned to buffers.
-    :param device: the device of the parameters, or of the modules if there are no parameters.
-    """
-
-    call: Call
-    leaves: Leaves
-    handler: RecordingHandler
-    parameters: Mapping[str, Tensor]
-    changed_tensors: Sequence[Tensor]
-    device: torch.device
-    dtype: torch.dtype
-
-
-class UnreadableStateError(UnrecordableError):
-    """A program reads state that cannot be compared; the text is the reason."""
-
-
-class NumbersReadError(Exception):
-    """Python read numbers that were inputs of the graph; the arguments are their positions and paths."""
-
-
-class Attempt(NamedTuple):
-    """The result of an attempt to record a program.
-
-    With a recording, tensors, buffers and noise are as before the usual run; without one, they are as after it.
-
-    :param evaluation: the result of the usual run.
-    :param recording: None if the program cannot be recorded.
-    :param reason: why the program cannot be recorded.
-    :param may_try_again: whether a later run may be recorded, because the first run may do more than later ones.
-    """
-
-    evaluation: LossEvaluation
-    recording: Recording | None = None
-    reason: str = ""
-    may_try_again: bool = False
-
-
-def record_program(call: Call, leaves: Leaves, numbers: Numbers) -> Attempt:
-    """Run a program once as usual, then record it.
-
-    :param numbers: the numbers that become inputs of the graph; numbers that Python reads are excluded here.
-    """
-    noise = TorchNoise.current()
-    changes = ChangedTensors()
-    code = Code()
-    handler = RecordingHandler({})
-    with note_replaced_buffers() as buffers, changes, handler, code.watch():
-        evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
-    if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
-        _warn_of_jacobians(handler.delta_log_densities)
-    changed = changes.tensors()
-    for _, previous, latest in buffers.values():
-        if latest is not previous and isinstance(latest, Tensor):
-            changed.append(latest)
-    if call.graph_optimizer is not None:
-        changed += call.graph_optimizer.changed_tensors
-    devices = [parameter.device for parameter in evaluation.parameters.values()]
-    program = FirstRun(
-        call,
-        leaves,
-        handler,
-        evaluation.parameters,
-        changed,
-        device=devices[0] if devices else device_of(call.guide, call.model),
-        dtype=dtype_of(call.guide, call.model),
-    )
-    try:
-        recording = _record_with_numbers(numbers, program, code)
-        _check_gradients(recording, evaluation)
-        # This raises an error if the program has made an argument require a gradient.
-        descriptions(leaves.values, numbers.positions)
-    except UnrecordableError as error:
-        if call.attached:
-            noise.restore()
-            evaluation = evaluate_loss(call)
-        # The first run may do more than later ones, such as find a start by k-means.
-        may_try_again = isinstance(error, UnreadableStateError)
-        return Attempt(evaluation, reason=str(error), may_try_again=may_try_again)
-    restore_buffers(buffers)
-    restore_tensors(changes.originals)
-    noise.restore()
-    # The state was read with the buffers of the first run; this call takes over the restored ones.
-    recording.is_state_valid()
-    return Attempt(evaluation, recording)
-
-
-def _warn_of_jacobians(log_densities: Mapping[str, Any]) -> None:
-    """Warn if Deltas of a guide have log-densities, which ``TraceMeanField_ELBO`` leaves out of the loss."""
-    sites = [
-        name for name, log_density in log_densities.items() if torch.as_tensor(log_density).any()
-    ]
-    if sites:
-        text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
-        warn(text)
-
-
-def _record_with_numbers(numbers: Numbers, program: FirstRun, code: Code) -> Recording:
-    """Record a program with numbers as inputs; if Python reads some of them, try again without these."""
-    while numbers:
-        try:
-            return _record_twice(program, numbers, code)
-        except NumbersReadError as error:
-            numbers.exclude(error.args)
-        except UnrecordableError:
-            numbers.exclude_all()
-    return _record_twice(program, numbers, code)
-
-
-def _record_twice(program: FirstRun, numbers: Numbers, code: Code) -> Recording:
-    """Record a program twice, with different Python noise and numbers, and raise an error if the two graphs differ.
-
-    The second recording finds what torch's noise and the inputs do not determine. The state and tensors are restored.
-    """
-    call = program.call
-    roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
-    initial_state = State(roots, code, _parameter_holders(call, program.parameters))
-    if initial_state.unreadable_reason is not None:
-        raise UnreadableStateError(initial_state.unreadable_reason)
-    values = program.leaves.values
-    positions = [number for number in sorted(numbers.positions) if is_number(values[number])]
-    number_slots = [
-        slot
-        for slot in initial_state.slots
-        if slot.path in numbers.paths and is_number(slot.read())
-    ]
-    recorded_values = [values[position] for position in positions]
-    recorded_values += [slot.read() for slot in number_slots]
-    # If a graph fixes a number that should be an input, the graph of another number differs.
-    nearby_values = [_nearby_number(number) for number in recorded_values]
-    noise = TorchNoise.current()
-    ignored = set(UNREAD)
-    recorded: list[tuple[Graph, dict[str, Tensor]]] = []
-    for seed, inputs in enumerate((recorded_values, nearby_values)):
-        try:
-            with seeded_elsewhere(seed), restore_after(program.changed_tensors):
-                graph, parameters = _record_once(
-                    program, initial_state, positions, number_slots, inputs
-                )
-            recorded.append((graph, parameters))
-            changes = initial_state.changes(count_replaced=True)
-            parameter_slots = _find_parameter_slots(initial_state, graph.constants)
-        finally:
-            initial_state.restore()
-            noise.restore()
-        harmless = {slot.path for slot, _ in parameter_slots}
-        for path, in_user_code in changes:
-            ignored.add(path)
-            if in_user_code and path not in harmless:
-                raise UnrecordableError(
-                    f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do; keep a tensor in a "
-                    "buffer, or change it between steps"
-                )
-    (graph, parameters), (second_graph, _) = recorded
-    _check_same_graph(graph, second_graph)
-    typed_slots: list[tuple[Slot, type]] = []
-    for slot in number_slots:
-        ignored.add(slot.path)
-        typed_slots.append((slot, type(slot.read())))
-    state = State(roots, code, _parameter_holders(call, parameters), ignored, graph.host_read_ids)
-    return Recording(
-        graph,
-        state,
-        positions,
-        typed_slots,
-        device=program.device,
-        dtype=program.dtype,
-        parameter_store=stored_parameters(),
-        parameters=parameters,
-        constants=graph.constants,
-        parameter_slots=parameter_slots,
-    )
-
-
-def _find_parameter_slots(
-    initial_state: State, read_tensors: Sequence[Tensor]
-) -> list[tuple[Slot, str]]:
-    """Return the slots in which a run has replaced a parameter's value by its new value, with the parameters' names.
-
-    Such a slot is an attribute to which the model assigns the result of a ``param`` statement.
-
-    :param initial_state: the state before the run.
-    :param read_tensors: tensors that the run has read; a slot that held one of them does not count.
-    """
-    ids = set(map(id, read_tensors))
-    parameter_slots: list[tuple[Slot, str]] = []
-    for slot, value in zip(initial_state.slots, initial_state.values, strict=True):
-        current = slot.read()
-        if current is not value and id(value) not in ids:
-            name = _name_of_parameter(current)
-            if name is not None and name == _name_of_parameter(value):
-                parameter_slots.append((slot, name))
-    return parameter_slots
-
-
-def _name_of_parameter(value: Any) -> str | None:
-    """Return the name of the parameter if a value comes from a ``param`` statement, else None."""
-    parameter = getattr(value, "unconstrained", None) if isinstance(value, Tensor) else None
-    return None if parameter is None else pyro.get_param_store().param_name(parameter())
-
-
-def _check_gradients(recording: Recording, evaluation: LossEvaluation) -> None:
-    """Raise an error if a parameter had a gradient in the usual run and has none in the graph."""
-    graph_evaluation = recording.graph.result()
-    names_with_gradients: set[str] = set()
-    for (name, parameter), gradient in zip(
-        recording.parameters.items(), graph_evaluation.gradients, strict=True
-    ):
-        if gradient is not None or id(parameter) in graph_evaluation.updated_in_graph:
-            names_with_gradients.add(name)
-    for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
-        if gradient is not None and name not in names_with_gradients:
-            raise UnrecordableError(
-                f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)"
-            )
-
-
-def _parameter_holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
-    """Return the mapping that holds each named parameter, with the name: Pyro's store, or the extra ones of the call.
-
-    The store counts first, because a module may hold another tensor under this name.
-    """
-    stored = stored_parameters()
-    return [(stored if name in stored else call.extra_parameters, name) for name in names]
-
-
-def compare_in_one_hot() -> ReplaceFunctions:
-    """Return a block in which ``one_hot`` compares with all classes, since torch's own reads values in Python."""
-
-    def one_hot(classes: Tensor, num_classes: int = -1) -> Tensor:
-        # Torch raises the error for a class out of range. This test becomes one guard that all valid classes pass.
-        if num_classes < 0 or not ((classes >= 0) & (classes < num_classes)).all():
-            return nn.functional.one_hot(classes, num_classes)
-        return (classes[..., None] == torch.arange(num_classes, device=classes.device)).long()
-
-    return ReplaceFunctions({nn.functional.one_hot: one_hot})
-
-
-@contextmanager
-def suspend_garbage_collection() -> Iterator[None]:
-    """Stop Python's garbage collector in the block.
-
-    Otherwise it could delete parameters of other guides from Pyro's store while the store is read.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _nearby_number(number: float) -> float:
-    """Return a slightly different number of the same type, which the program most likely accepts too."""
-    if isinstance(number, int):
-        return number - 1 if number > 1 else number + 1
-    return number * (1.0 - 2.0**-7) if number else 2.0**-7
-
-
-def _record_once(
-    program: FirstRun,
-    initial_state: State,
-    positions: Sequence[int],
-    number_slots: Sequence[Slot],
-    values: Sequence[float],
-) -> tuple[Graph, dict[str, Tensor]]:
-    """Record one run of a program, and return its graph and its parameters by name.
-
-    :param initial_state: the state that the program can read.
-    :param positions: the positions of numbers among the arguments that become inputs of the graph.
-    :param number_slots: the slots of numbers in the state that become inputs of the graph.
-    :param values: the numbers of this run: at the positions, then in the slots.
-    :raises UnrecordableError: if the run cannot be recorded.
-    :raises NumbersReadError: if Python reads one of the numbers.
-    """
-    call = program.call
-    leaves = list(program.leaves.values)
-    rebuild = rebuilder(call.args, call.kwargs)
-    device = program.device
-    dtype = program.dtype
-    numbers = [as_tensor_of(value, dtype, device) for value in values]
-    # A 0-d tensor does not change the dtype of results.
-    scales: dict[float, Tensor] = {
-        scale: torch.tensor(scale, dtype=dtype, device=device)
-        for scale in program.handler.site_scales
-    }
-    tensor_positions = [
-        position for position, value in enumerate(leaves) if isinstance(value, Tensor)
-    ]
-    arguments = [leaves[position].detach() for position in tensor_positions]
-    parameters_by_name: dict[str, Tensor] = {}
-    gradient_leaves: list[Tensor] = []
-
-    def run(weight: Tensor, *tensors: Tensor) -> LossEvaluation:
-        """Evaluate the loss with tensors in place of numbers and of the tensors among the arguments."""
-        inputs = iter(tensors)
-        for position in positions:
-            leaves[position] = next(inputs)
-        original_numbers = [slot.read() for slot in number_slots]
-        for slot in number_slots:
-            slot.write(next(inputs))
-        for position in tensor_positions:
-            leaves[position] = next(inputs)
-        args, kwargs = rebuild(leaves)
-        # A weight of zero has a separate graph, which may leave out the KL.
-        kl_weight = weight if call.weight else 0.0
-        handler = RecordingHandler(scales, program.handler.observed_sites)
-        with handler, note_replaced_buffers() as buffers:
-            recorded_call = call._replace(args=args, kwargs=kwargs, weight=kl_weight)
-            evaluation, leaf_tensors = evaluate_loss_in_graph(recorded_call)
-            gradient_leaves[:] = leaf_tensors
-        # If the run raises an error, the caller restores the state.
-        for slot, number in zip(number_slots, original_numbers, strict=True):
-            slot.write(number)
-        parameters_by_name.update(evaluation.parameters)
-        restore_buffers(buffers, write=True)
-        return evaluation._replace(parameters={}, terms=_terms_of_graph(evaluation))
-
-    weight = torch.ones((), device=device)
-    try:
-        with remove_host_reads(), compare_in_one_hot():
-            graph = record(
-                run, [weight, *numbers], arguments, initial_state.tensors, program.changed_tensors
-            )
-        _check_parameters_are_named(graph, gradient_leaves, parameters_by_name, initial_state)
-    except Exception as error:
-        raise UnrecordableError(_reason_of(error)) from error
-    # The origin of each number: a position in the arguments, or a path in the state.
-    origins: list[int | str] = [*positions, *(slot.path for slot in number_slots)]
-    read_origins: list[int | str] = [
-        origin
-        for origin, number in zip(origins, numbers, strict=True)
-        if id(number) in graph.host_read_ids
-    ]
-    if read_origins:
-        raise NumbersReadError(*read_origins)
-    return graph, parameters_by_name
-
-
-def _terms_of_graph(evaluation: LossEvaluation) -> Any:
-    """Return the terms of a loss that are tensors, by name; None if it has no terms."""
-    if evaluation.terms is None:
-        return None
-    terms = vars(evaluation.terms)
-    return {name: term for name, term in terms.items() if name not in HOST_TERMS}
-
-
-def _check_parameters_are_named(
-    graph: Graph,
-    gradient_leaves: Iterable[Tensor],
-    parameters_by_name: Mapping[str, Tensor],
-    initial_state: State,
-) -> None:
-    """Raise an error if a tensor that no ``param`` statement names requires a gradient of the loss.
-
-    :param gradient_leaves: the tensors that the gradient of the loss reaches.
-    :param parameters_by_name: the parameters by name.
-    """
-    unnamed_ids = set(map(id, graph.constants)) - set(map(id, parameters_by_name.values()))
-    for tensor in gradient_leaves:
-        if id(tensor) in unnamed_ids:
-            path = "a tensor"
-            for slot, value in zip(initial_state.slots, initial_state.values, strict=True):
-                if value is tensor:
-                    path = slot.path
-            raise UnrecordableError(
-                f"{path} of shape {tuple(tensor.shape)} requires a gradient, and no param statement names it; "
-                "register its module with pyro.module, give a torch optimizer that has it, or detach it"
-            )
-
-
-def _check_same_graph(graph: Graph, second_graph: Graph) -> None:
-    """Raise an error that says how two recordings of a program differ, if they do."""
-    sites = _sites_of(graph)
-    second_sites = _sites_of(second_graph)
-    if sites != second_sites:
-        raise UnrecordableError(f"its sites differ between two runs: {sites} and {second_sites}")
-    if not _are_same_graph(graph, second_graph):
-        raise UnrecordableError(
-            "two runs of it with the same torch noise are two different graphs, so it draws random numbers from "
-            "Python or NumPy, or depends on something else that changes"
-        )
-
-
-def _sites_of(graph: Graph) -> list[str]:
-    """Return the names of the sites in the terms of a graph's loss; a site in several terms comes several times."""
-    sites: list[str] = []
-    terms = graph.result().terms or {}
-    for term in terms.values():
-        if isinstance(term, dict):
-            sites += term
-    return sites
-
-
-def _are_same_graph(graph: Graph, second_graph: Graph) -> bool:
-    """Return whether two graphs have the same operations, leaves and constants."""
-    if graph.module.code != second_graph.module.code or graph.leaves != second_graph.leaves:
-        return False
-    for a, b in zip(graph.constants, second_graph.constants, strict=True):
-        if a is not b and (metadata_of(a) != metadata_of(b) or not torch.equal(a, b)):
-            return False
-    return True
-
-
-def _reason_of(error: BaseException) -> str:
-    """Return the text of an error, with the line that led to it: the last line of the user's code, else of Pyro's."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    while error.__cause__ is not None:
-        error = error.__cause__
-        frames += traceback.walk_tb(error.__traceback__)
-    in_users = ""
-    in_pyro = ""
-    for frame, number in frames:
-        name = str(frame.f_globals.get("__name__"))
-        file = frame.f_code.co_filename
-        if not (is_library(name) or file.startswith("<")):
-            in_users = line(file, number)
-        elif name.startswith("pyro."):
-            in_pyro = line(file, number)
-    if isinstance(error, UnrecordableError):
-        reason = str(error)
-    else:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    source_line = in_users or in_pyro
-    return f"{reason} ({source_line})" if source_line else reason

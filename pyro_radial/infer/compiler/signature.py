@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import tree_flatten, tree_map, tree_unflatten
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.compiler.state import PLAIN, UnrecordableError, metadata_of
+from pyro_radial.infer.compiler.state import PLAIN, Refused, metadata_of
 
 # Types of leaves whose values a graph fixes.
 COMPARED = (*PLAIN, range, type, Enum)
@@ -120,15 +120,15 @@ def as_tensor_of(value: float, dtype: torch.dtype, device: torch.device) -> Tens
 def description(value: object) -> Hashable:
     """Return the properties of a leaf that a graph fixes: those of a tensor, or the value of another leaf.
 
-    :raises UnrecordableError: if a graph cannot take the leaf.
+    :raises Refused: if a graph cannot take the leaf.
     """
     if isinstance(value, Tensor):
         if value.requires_grad:
-            raise UnrecordableError(
+            raise Refused(
                 f"an argument of shape {tuple(value.shape)} requires a gradient, which a graph cannot take"
             )
         if value.layout is not torch.strided:
-            raise UnrecordableError(
+            raise Refused(
                 f"an argument of shape {tuple(value.shape)} is sparse, which a graph cannot take"
             )
         return metadata_of(value)
@@ -138,7 +138,7 @@ def description(value: object) -> Hashable:
         bounds = value.start, value.stop, value.step
         if all(isinstance(bound, int | None) for bound in bounds):
             return slice, *bounds
-    raise UnrecordableError(
+    raise Refused(
         "its arguments must be tensors, numbers, strings, None, slices, and tuples, lists, dicts and dataclasses of "
         f"these, got {type(value).__name__}"
     )

@@ -82,8 +82,25 @@ MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "
 MODULE_DICTS = ("_parameters", "_buffers", "_modules", "_pyro_samples", *MODULE_HOOKS)
 
 
-class UnrecordableError(Exception):
-    """A program cannot be recorded as one graph; the text is the reason."""
+class Refused(Exception):
+    """A program cannot be a graph, or a step cannot be captured.
+
+    :param reason: the reason in words, for warnings.
+    :param may_try_again: whether a later run may be recorded, because the first run may do more than later ones.
+    :param read_numbers: the positions and paths of the numbers that Python read, if they are the reason.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        may_try_again: bool = False,
+        read_numbers: Collection[int | str] = (),
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.may_try_again = may_try_again
+        self.read_numbers = read_numbers
 
 
 class Metadata(NamedTuple):

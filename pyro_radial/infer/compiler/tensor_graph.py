@@ -31,7 +31,7 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.compiler.state import MOST_BYTES, UnrecordableError, metadata_of
+from pyro_radial.infer.compiler.state import MOST_BYTES, Refused, metadata_of
 
 # Functions that copy values to the host, besides operations, which have tags. Legacy constructors, such as
 # torch.FloatTensor([number]), call __float__.
@@ -134,7 +134,7 @@ def record(
     :param arguments: small values that are computed from them may be read; see :class:`Guards`.
     :param readable: other tensors that may be read if they are small.
     :param changed: tensors that the function changes, and that may not be read.
-    :raises UnrecordableError: if the function does something that a graph cannot do.
+    :raises Refused: if the function does something that a graph cannot do.
     """
     recorder = _Recorder(numbers, arguments, readable, changed)
     replacements: dict[Any, Callable[..., Any]] = {}
@@ -148,7 +148,7 @@ def record(
     module = recorder.finish([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     constants = recorder.constants
     if any(constant.layout is not torch.strided for constant in constants):
-        raise UnrecordableError("it uses a sparse tensor")
+        raise Refused("it uses a sparse tensor")
     guards = _split_off_guards(module, constants, len(numbers), recorder.guarded)
     device = numbers[0].device if numbers else torch.device("cpu")
     if device.type != "cpu":
@@ -262,7 +262,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, Tensor):
             return self._node_of(value)
         if not isinstance(value, ARGUMENT_TYPES):
-            raise UnrecordableError(f"an operation takes a {type(value).__name__}")
+            raise Refused(f"an operation takes a {type(value).__name__}")
         return value
 
     def _node_of(self, tensor: Tensor) -> Node:
@@ -302,7 +302,7 @@ class _Recorder(TorchDispatchMode):
         if not all(
             map(torch.equal, (noise.cpu, *noise.cuda), (self._noise.cpu, *self._noise.cuda))
         ):
-            raise UnrecordableError(SEEDED)
+            raise Refused(SEEDED)
 
     def note_read(self, tree: object, reason: str = VALUE_READ, values: object = None) -> None:
         """Note that Python reads the tensors in a tree, or raise an error if it may not.
@@ -312,11 +312,11 @@ class _Recorder(TorchDispatchMode):
         """
         sources = self._find_sources(tree)
         if sources is None:
-            raise UnrecordableError(reason)
+            raise Refused(reason)
         if ARGUMENTS in sources:
             tensors = _tensors_in(tree if values is None else values)
             if sum(tensor.nbytes for tensor in tensors) > MOST_GUARDED:
-                raise UnrecordableError(reason)
+                raise Refused(reason)
             # Copies, because the program may change them.
             for tensor in tensors:
                 self.guarded.append(self._run(torch.ops.aten.clone.default, (tensor,), {}))
@@ -496,7 +496,7 @@ def _split_off_guards(
     guarded = results[-len(expected) :]
     # A constructor such as torch.FloatTensor([number]) reads an input without an operation that could be a guard.
     if any(node.op == "placeholder" for node in guarded):
-        raise UnrecordableError(VALUE_READ)
+        raise Refused(VALUE_READ)
     for node in guarded:
         module.graph.erase_node(node)
     module.recompile()

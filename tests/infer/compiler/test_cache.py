@@ -142,18 +142,18 @@ def test_parameters_and_buffers_that_change_in_place_are_inputs():
         for tensor in (*program.guide.parameters(), *program.model.chained.buffers()):
             tensor.mul_(1.1)
     assert_as_the_program(loss, program.args)
-    assert len(loss.recordings) == 1
+    assert len(loss.programs) == 1
 
 
 def test_a_parameter_that_is_replaced_by_its_like_needs_no_new_graph():
     with pyro.settings.context(module_local_params=True):
         loss = steps_on_a_classifier()
         loss((X, Y))
-        graph = loss.recordings[0].graph
+        graph = loss.programs[0].graph
         state = {name: value + 0.1 for name, value in loss.guide.state_dict().items()}
         loss.guide.load_state_dict(state, assign=True)
         assert_as_the_program(loss)
-    assert loss.recordings[0].graph is graph
+    assert loss.programs[0].graph is graph
 
 
 def test_a_parameter_of_another_shape_is_recorded_again():
@@ -193,7 +193,7 @@ def test_a_weight_of_the_kl_is_an_input_and_zero_has_another_graph():
         terms = loss.loss.terms
         assert (terms.kl_weight, terms.num_data, loss.loss.step) == (weight, 40, weights.index(weight) + 1)
         torch.testing.assert_close(value, terms.negative_log_likelihood + weight * terms.kl)
-    assert len(loss.recordings) == 2
+    assert len(loss.programs) == 2
 
 
 def test_modes_and_plain_attributes_have_other_graphs():
@@ -243,7 +243,7 @@ def test_like_graphs_share_compiled_code_and_odd_batches_are_not_compiled(record
         loss = Graphed(model, AutoRadial(model), TermsELBO(), compile_after=3)
         for rows in (8, 8, 8, 8, 8, 5):
             loss((X[:rows], Y[:rows]))
-        assert len(loss.recordings) == 2
+        assert len(loss.programs) == 2
     assert len(recorded_only) == 1
 
 

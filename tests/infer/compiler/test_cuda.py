@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from pyro_radial import AutoRadial, CompiledSVI, NaturalGradient, TermsELBO, fit
 from pyro_radial.infer.compiler import inductor
-from pyro_radial.infer.compiler.cuda import MOST_CAPTURES, CaptureError
+from pyro_radial.infer.compiler.cuda import MOST_CAPTURES
+from pyro_radial.infer.compiler.state import Refused
 from pyro_radial.infer.step.evaluation import CAPTURED, COMPILED
 from tests.helpers.devices import capture_on_cpu, waiting_is_an_error
 from tests.helpers.networks import classifier, data, mlp
@@ -107,7 +108,7 @@ def test_only_arguments_that_change_are_copied(device):
     svi = steps_of()
     for step in range(5):
         svi.step(X + step, Y)
-    (replay,) = svi.graphs.replays
+    (replay,) = svi.graphs.programs
     assert replay.captured._is_copied == [True, False]
     # The same tensor until now is another one: another capture, and then no more.
     for _ in range(6):
@@ -119,7 +120,7 @@ def test_another_shape_is_another_graph(device):
     svi = steps_of()
     for number in (8, 5) * 5:
         svi.step(X[:number].clone(), Y[:number].clone())
-    assert len(svi.graphs.replays) == 2
+    assert len(svi.graphs.programs) == 2
     assert device.captures == 2
 
 
@@ -223,7 +224,7 @@ def test_tensors_that_are_replaced_again_and_again_end_the_captures(device):
 
 def test_a_step_that_cannot_be_captured_is_taken_without(device, monkeypatch):
     def refuse(body):
-        raise CaptureError("RuntimeError: operation not permitted when stream is capturing")
+        raise Refused("RuntimeError: operation not permitted when stream is capturing")
 
     monkeypatch.setattr(device, "capture", refuse)
     with pytest.warns(UserWarning, match="without a CUDA graph: RuntimeError: operation not permitted") as caught:

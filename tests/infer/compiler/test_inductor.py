@@ -84,7 +84,7 @@ def test_wrong_code_is_not_used(monkeypatch, fault):
 
     monkeypatch.setattr(inductor, "compile_graph", compile_wrongly)
     noise, buffers = torch.get_rng_state(), [buffer.clone() for buffer in loss.model.buffers()]
-    graph = loss.recordings[0].graph
+    graph = loss.programs[0].graph
     is_usable = fault == "results with vectors alone"
     with nullcontext() if is_usable else pytest.warns(UserWarning, match="gives other numbers"):
         code = inductor.compile_once(graph, [torch.ones(()), X, Y], {})

@@ -79,4 +79,4 @@ def test_integer_indices_are_no_shapes_that_depend_on_values():
     pyro.set_rng_seed(0)
     expected = TermsELBO()(model, loss.guide)(X, torch.tensor([5, 6]))
     torch.testing.assert_close(replayed, expected.detach())
-    assert len(loss.recordings) == 1
+    assert len(loss.programs) == 1

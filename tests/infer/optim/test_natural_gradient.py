@@ -583,7 +583,7 @@ def test_recorded_steps_go_on_from_a_loaded_state():
         for _ in range(3):
             svi.step(x, y)
         ends.append(copy.deepcopy({**guide.state_dict(), **svi.optimizer.state_dict()["state"][0]}))
-    assert len(svi.graphs.recordings) == 1
+    assert len(svi.graphs.programs) == 1
     assert ends[0].pop("steps") == ends[1].pop("steps") == 4
     assert_same(*ends)
 

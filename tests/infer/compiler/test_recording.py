@@ -167,7 +167,7 @@ def of_loss(loss):
     return Program(line, guide, loss, (X, Y))
 
 
-FILE_AND_LINE = rf"\(test_program.py, line {branching.__code__.co_firstlineno + 2}\)"
+FILE_AND_LINE = rf"\(test_recording.py, line {branching.__code__.co_firstlineno + 2}\)"
 #: Programs that are no graphs, and the reason.
 REFUSED = {
     "branch on a draw": (partial(of_model, branching), f"reads the value of a tensor .* {FILE_AND_LINE}"),
@@ -405,7 +405,7 @@ def test_an_observation_out_of_range_is_an_error_as_in_svi(name, validate):
                 svi.step(x, targets)
         assert all(torch.equal(expected[name], value) for name, value in guide.named_parameters())
         assert svi.num_graphs == 1
-        assert "remainder" not in svi.graphs.recordings[0].graph.module.code
+        assert "remainder" not in svi.graphs.programs[0].graph.module.code
         svi.step(x, torch.ones_like(targets))
 
 
