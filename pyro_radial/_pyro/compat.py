@@ -44,7 +44,14 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    register_pytree_node,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from pyro_radial._pyro.types import Node
 
@@ -84,6 +91,7 @@ __all__ = [
     "prototype_hide_fn",
     "pyro_settings",
     "reader_of_setting",
+    "register_pytree_node",
     "remove_host_reads",
     "set_context",
     "standard_gamma",

@@ -21,13 +21,14 @@ from pyro_radial.infer.compiler.inductor import Options
 from pyro_radial.infer.loss.lazy_loss import Loss, as_number
 from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
 from pyro_radial.infer.step.evaluation import (
-    AS_IT_IS,
     Call,
     LossEvaluation,
+    Mode,
     has_terms,
+    keep_terms,
     scale_gradients,
 )
-from pyro_radial.infer.step.stepper import Stepper, keep_terms
+from pyro_radial.infer.step.stepper import Stepper
 
 
 class CompiledELBO:
@@ -88,7 +89,7 @@ class CompiledELBO:
     @property
     def compiled(self) -> bool:
         """Whether the latest step or evaluation replayed a graph."""
-        return self._latest is not None and self._latest.mode != AS_IT_IS
+        return self._latest is not None and self._latest.mode != Mode.AS_IT_IS
 
     @property
     def num_graphs(self) -> int:
@@ -129,8 +130,7 @@ class CompiledELBO:
 
     def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a call by graphs, and store its terms in the loss."""
-        self._latest = self.graphs(call)
-        keep_terms(call, self._latest)
+        self._latest = keep_terms(call, self.graphs(call))
         return self._latest
 
 

@@ -46,7 +46,7 @@ from pyro_radial import (
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess, SteinKL, UniformBox
 from pyro_radial.infer.compiler.cache import Graphs
-from pyro_radial.infer.step.evaluation import AS_IT_IS
+from pyro_radial.infer.step.evaluation import Mode
 from pyro_radial.nn import likelihoods
 from tests.helpers import local_reparameterization
 from tests.helpers.networks import WithForce
@@ -448,4 +448,4 @@ class Graphed:
 
     @property
     def replayed(self):
-        return self.latest.mode != AS_IT_IS
+        return self.latest.mode != Mode.AS_IT_IS

@@ -23,16 +23,19 @@ from pyro_radial.infer.compiler.inductor import (
     agree,
 )
 from pyro_radial.infer.compiler.program import Program
-from pyro_radial.infer.compiler.recording import record_program, suspend_garbage_collection
+from pyro_radial.infer.compiler.recording import (
+    record_program,
+    suspend_garbage_collection,
+    terms_by_site,
+)
 from pyro_radial.infer.compiler.signature import Leaves, Numbers, descriptions, has_nan, kinds
 from pyro_radial.infer.compiler.state import Refused
 from pyro_radial.infer.step.evaluation import (
-    CHECKED,
-    JITTED,
     Call,
     LossEvaluation,
+    Mode,
     evaluate_loss,
-    is_differentiable,
+    why_not_differentiable,
 )
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
@@ -155,15 +158,10 @@ class Graphs:
         """Return whether no program can have a graph here: inside of other handlers, or with this loss."""
         if handlers_around():
             return True
-        if not is_differentiable(call.loss):
-            name = type(call.loss).__name__
-            compiled_itself = f"compiles it itself, more slowly; use {name.removeprefix('Jit')}"
-            own_gradients = "computes its gradients in loss_and_grads, not in differentiable_loss"
-            self._warn_eager(
-                f"{name} {compiled_itself if isinstance(call.loss, JITTED) else own_gradients}"
-            )
-            return True
-        return False
+        reason = why_not_differentiable(call.loss)
+        if reason is not None:
+            self._warn_eager(reason)
+        return reason is not None
 
     def _numbers_of(self, program: Hashable, call: Call) -> Numbers:
         """Return the numbers that are inputs of a program's graphs."""
@@ -248,7 +246,7 @@ class Graphs:
         evaluation = _run_as_it_is(call._replace(attached=False))
         difference = _largest_difference(replayed, evaluation)
         if difference is None:
-            return evaluation._replace(mode=CHECKED)
+            return evaluation._replace(mode=Mode.CHECKED)
         self._programs[key].remove(program)
         if key in self._dropped:
             self._unrecordable.add((key[0], kinds(leaves.values)))
@@ -319,14 +317,12 @@ def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) ->
         )
     if agree(list(replayed_values.values()), list(program_values.values()), MOST_DIFFERENCE):
         return None
-    if replayed.terms is not None and evaluation.terms is not None:
-        for kind in ("nll_by_site", "kl_by_site"):
-            replayed_terms = getattr(replayed.terms, kind)
-            program_terms = getattr(evaluation.terms, kind)
-            for name in replayed_terms.keys() & program_terms.keys():
-                # The name of a site tells more than that of the loss or a gradient.
-                if _relative_distance(replayed_terms[name], program_terms[name]) > MOST_DIFFERENCE:
-                    return f"site '{name}'"
+    replayed_terms = terms_by_site(replayed)
+    for name, program_term in terms_by_site(evaluation).items():
+        # The name of a site tells more than that of the loss or a gradient.
+        term = replayed_terms.get(name)
+        if term is not None and _relative_distance(term, program_term) > MOST_DIFFERENCE:
+            return f"site '{name}'"
     return max(
         replayed_values,
         key=lambda label: _relative_distance(replayed_values[label], program_values[label]),

@@ -20,8 +20,7 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial.infer.compiler.signature import Leaves
 from pyro_radial.infer.compiler.state import Refused
-from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
-from pyro_radial.infer.step.evaluation import COMPILED, Call, LossEvaluation
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode
 
 # Steps before a capture, in which the optimizer creates its state and kernels are loaded.
 WARM_UPS = 2
@@ -102,9 +101,8 @@ class CapturedStep:
         self.captures = 0
         # The properties that the captured graph depends on; see _fixed_properties.
         self._fixed: object = None
-        ordinary_optimizer = (
-            optimizer.other_optimizer if isinstance(optimizer, GraphOptimizer) else optimizer
-        )
+        # An optimizer with an update in the graph of the loss may have another one for other parameters.
+        ordinary_optimizer = getattr(optimizer, "other_optimizer", optimizer)
         self._rates = None if ordinary_optimizer is None else RateTensors(ordinary_optimizer)
         #: Why the optimizer takes its step after the graph; None if its step is in the graph.
         self.eager_optimizer_reason = self._find_eager_optimizer_reason()
@@ -149,11 +147,11 @@ class CapturedStep:
         """Run the operations that are captured: the loss, its gradients, and the optimizer's step if possible."""
         program = self._program
         with torch.no_grad():
-            tensors = program.code_for(COMPILED)(*program.constants, *self._inputs)
+            tensors = program.code_for(Mode.COMPILED)(*program.constants, *self._inputs)
             evaluation: LossEvaluation = program.graph.result(tensors)
             if call.stopped is not None:
                 torch.maximum(call.stopped, evaluation.nonfinite, out=call.stopped)
-        is_graph_optimizer = isinstance(self._optimizer, GraphOptimizer)
+        is_graph_optimizer = hasattr(self._optimizer, "other_optimizer")
         if self.eager_optimizer_reason is not None or (
             is_graph_optimizer and not evaluation.updated_in_graph
         ):
@@ -243,8 +241,7 @@ class RateTensors:
         with self._rates_in_groups():
             stop_where(self._optimizer, stopped)
             try:
-                with naming_devices(self._optimizer):
-                    self._optimizer.step()
+                self._optimizer.step()
             finally:
                 stop_where(self._optimizer, None)
         for parameter in parameters:

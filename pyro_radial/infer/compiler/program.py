@@ -5,32 +5,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pyro
-import pyro.poutine as poutine
 import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import stored_parameters
 from pyro_radial._pyro.random_numbers import TorchNoise
-from pyro_radial._pyro.types import Args, Guide, Kwargs
 from pyro_radial.infer.compiler.cuda import CapturedStep, CudaGraphs
 from pyro_radial.infer.compiler.inductor import GraphFunction, Options, compile_once, has_code
 from pyro_radial.infer.compiler.signature import Leaves, as_tensor_of
 from pyro_radial.infer.compiler.state import Refused, Slot, State
 from pyro_radial.infer.compiler.tensor_graph import ChangedTensors, Graph, restore_tensors
-from pyro_radial.infer.loss.elbo import entropies
-from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.step.evaluation import (
-    CAPTURED,
-    COMPILED,
-    RECORDED,
     Call,
     LossEvaluation,
-    scale_gradients,
+    Mode,
 )
 
 
@@ -88,24 +80,24 @@ class Program:
             return evaluation
         if call.graph_optimizer is not None:
             call.graph_optimizer.write_rates()
-        return self._run(call, leaves, RECORDED if self._code is None else COMPILED)
+        return self._run(call, leaves, Mode.RECORDED if self._code is None else Mode.COMPILED)
 
     def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
         noise = TorchNoise.current()
         changed = ChangedTensors()
         with changed:
-            evaluation = self._run(call, leaves, RECORDED)
+            evaluation = self._run(call, leaves, Mode.RECORDED)
         restore_tensors(changed.originals)
         noise.restore()
         return evaluation
 
-    def code_for(self, mode: str) -> GraphFunction:
+    def code_for(self, mode: Mode) -> GraphFunction:
         """Return the code of the graph, compiled or as it was recorded."""
-        return self.graph.module if mode == RECORDED or self._code is None else self._code
+        return self.graph.module if mode == Mode.RECORDED or self._code is None else self._code
 
     @torch.no_grad()
-    def _run(self, call: Call, leaves: Leaves, mode: str) -> LossEvaluation:
+    def _run(self, call: Call, leaves: Leaves, mode: Mode) -> LossEvaluation:
         """Evaluate the loss by the graph, compiled or as it was recorded."""
         results = self.code_for(mode)(*self.constants, *self.inputs(call, leaves))
         return self._as_program(call, self.graph.result(results), mode)
@@ -127,7 +119,7 @@ class Program:
                 reason = self.captured.eager_optimizer_reason
                 warn(f"the optimizer takes its step after the CUDA graph: {reason}")
         try:
-            return self._as_program(call, self.captured(call, leaves), CAPTURED)
+            return self._as_program(call, self.captured(call, leaves), Mode.CAPTURED)
         except Refused as refused:
             self._warn_uncaptured(refused.reason)
             return None
@@ -166,6 +158,7 @@ class Program:
 
         Parameters and constants that were replaced by tensors of the same properties are replaced here too.
         """
+        # The state takes over tensors that were replaced: its new list has the new ones in the same order.
         recorded_tensors = self.state.tensors
         if not self.state.is_valid():
             return False
@@ -195,28 +188,18 @@ class Program:
         return True
 
     def _as_program(
-        self, call: Call, graph_evaluation: LossEvaluation, mode: str
+        self, call: Call, graph_evaluation: LossEvaluation, mode: Mode
     ) -> LossEvaluation:
-        """Return a result of the graph as the program returns it: with parameters, ``LossTerms`` and scaled gradients.
+        """Return a result of the graph as the program returns it: with parameters and scaled gradients.
 
         As the program would, this also writes the values of parameters to the slots in which the program stores them.
         """
         for slot, name in self.parameter_slots:
             slot.write(pyro.get_param_store()[name])
-        terms: Any = graph_evaluation.terms
-        if terms is not None:
-            site_entropies = partial(guide_entropies, call.guide, call.args, call.kwargs)
-            terms = LossTerms(call.weight, entropies=site_entropies, **terms)
         gradients = graph_evaluation.gradients
         if call.gradient_scale != 1.0:
-            gradients = scale_gradients(gradients, call.gradient_scale)
-        return graph_evaluation._replace(
-            parameters=self.parameters, terms=terms, gradients=gradients, mode=mode
-        )
-
-
-def guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tensor]:
-    """Return the entropies of a guide's sites at its current parameters."""
-    with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
-        trace = poutine.trace(guide).get_trace(*args, **kwargs)
-    return entropies(dict(trace.iter_stochastic_nodes()))
+            scaled: list[Tensor | None] = []
+            for gradient in gradients:
+                scaled.append(None if gradient is None else gradient * call.gradient_scale)
+            gradients = tuple(scaled)
+        return graph_evaluation._replace(parameters=self.parameters, gradients=gradients, mode=mode)

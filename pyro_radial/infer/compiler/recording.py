@@ -58,7 +58,6 @@ from pyro_radial.infer.compiler.tensor_graph import (
     restore_buffers,
     restore_tensors,
 )
-from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.loss.not_finite import support_to_check
 from pyro_radial.infer.step.evaluation import (
     Call,
@@ -67,9 +66,6 @@ from pyro_radial.infer.step.evaluation import (
     evaluate_loss_in_graph,
 )
 from pyro_radial.nn.modules import device_of, dtype_of
-
-# Fields of LossTerms that a graph does not compute.
-HOST_TERMS = ("kl_weight", "entropies")
 
 
 class RecordingHandler(Messenger):
@@ -160,7 +156,7 @@ def record_program(
     handler = RecordingHandler({})
     with note_replaced_buffers() as buffers, changes, handler, code.watch():
         evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
-    if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
+    if isinstance(call.loss, TraceMeanField_ELBO) and not hasattr(call.loss, "loss_and_terms"):
         _warn_of_jacobians(handler.delta_log_densities)
     changed = changes.tensors()
     for _, previous, latest in buffers.values():
@@ -313,7 +309,11 @@ def _name_of_parameter(value: Any) -> str | None:
 
 
 def _check_gradients(program: Program, evaluation: LossEvaluation) -> None:
-    """Raise an error if a parameter had a gradient in the usual run and has none in the graph."""
+    """Raise an error if a parameter had a gradient in the usual run, and has neither one nor an update in the graph.
+
+    Otherwise steps on the graph would not train it.
+    """
+    # Without a run, its structure: a class in place of each tensor, and None where the graph has no gradient.
     graph_evaluation = program.graph.result()
     names_with_gradients: set[str] = set()
     for (name, parameter), gradient in zip(
@@ -329,9 +329,10 @@ def _check_gradients(program: Program, evaluation: LossEvaluation) -> None:
 
 
 def _parameter_holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
-    """Return the mapping that holds each named parameter, with the name: Pyro's store, or the extra ones of the call.
+    """Return the mapping that holds each named parameter, with the name: Pyro's store, or ``call.extra_parameters``.
 
-    The store counts first, because a module may hold another tensor under this name.
+    Those are trained parameters that no ``param`` statement has, such as those in a torch optimizer. The store counts
+    first, because an extra parameter may have the name of another tensor in the store.
     """
     stored = stored_parameters()
     return [(stored if name in stored else call.extra_parameters, name) for name in names]
@@ -427,7 +428,7 @@ def _record_once(
             slot.write(number)
         parameters_by_name.update(evaluation.parameters)
         restore_buffers(buffers, write=True)
-        return evaluation._replace(parameters={}, terms=_terms_of_graph(evaluation))
+        return evaluation._replace(parameters={})
 
     weight = torch.ones((), device=device)
     try:
@@ -448,14 +449,6 @@ def _record_once(
     if read_origins:
         raise Refused("Python reads numbers", read_numbers=read_origins)
     return graph, parameters_by_name
-
-
-def _terms_of_graph(evaluation: LossEvaluation) -> Any:
-    """Return the terms of a loss that are tensors, by name; None if it has no terms."""
-    if evaluation.terms is None:
-        return None
-    terms = vars(evaluation.terms)
-    return {name: term for name, term in terms.items() if name not in HOST_TERMS}
 
 
 def _check_parameters_are_named(
@@ -484,8 +477,8 @@ def _check_parameters_are_named(
 
 def _check_same_graph(graph: Graph, second_graph: Graph) -> None:
     """Raise an error that says how two recordings of a program differ, if they do."""
-    sites = _sites_of(graph)
-    second_sites = _sites_of(second_graph)
+    sites = list(terms_by_site(graph.result()))
+    second_sites = list(terms_by_site(second_graph.result()))
     if sites != second_sites:
         raise Refused(f"its sites differ between two runs: {sites} and {second_sites}")
     if not _are_same_graph(graph, second_graph):
@@ -495,14 +488,14 @@ def _check_same_graph(graph: Graph, second_graph: Graph) -> None:
         )
 
 
-def _sites_of(graph: Graph) -> list[str]:
-    """Return the names of the sites in the terms of a graph's loss; a site in several terms comes several times."""
-    sites: list[str] = []
-    terms = graph.result().terms or {}
-    for term in terms.values():
-        if isinstance(term, dict):
-            sites += term
-    return sites
+def terms_by_site(evaluation: LossEvaluation) -> dict[str, Any]:
+    """Return the terms of a loss by site, where they are in dicts; in the result of no run, ``Tensor`` for each."""
+    by_site: dict[str, Any] = {}
+    for terms in vars(evaluation.terms).values() if evaluation.terms is not None else ():
+        for name, term in terms.items() if isinstance(terms, dict) else ():
+            if term is Tensor or isinstance(term, Tensor):
+                by_site[name] = term
+    return by_site
 
 
 def _are_same_graph(graph: Graph, second_graph: Graph) -> bool:

@@ -272,7 +272,7 @@ class State:
         self._slot_keys: set[tuple[int, object]] = set()
         self._visited: dict[int, object] = {}
         # Containers, and the variables of objects, each with a copy, to find new and deleted entries. For objects the
-        # names of new attributes that count; None where all entries count.
+        # names of new attributes that count; None where all entries count. The key of such a slot is the object.
         self._sized_holders: list[tuple[Slot, Any, Collection[str] | None]] = []
         self._to_visit: list[tuple[object, str, bool]] = []
         for name, root in roots.items():
@@ -462,15 +462,19 @@ class State:
             self._add_slot(Slot(operator.getitem, container, key, f"{path}[{key!r}]", in_user_code))
 
     def _add_attributes(self, owner: object, path: str) -> None:
-        """Add slots for an object's attributes that code names and for its class; visit functions that it wraps."""
+        """Add slots for an object's attributes that code names and for its class, and visit functions that it wraps.
+
+        Its variables are copied if new ones count as a change.
+        """
         variables = getattr(owner, "__dict__", None)
         mro = type(owner).__mro__[:-1]
         classes = [cls for cls in mro if not is_library(cls.__module__)]
+        # Code of libraries reads no attributes of an object with user's classes alone.
         counted_names = self.code.user_names if len(classes) == len(mro) else self.code.names
         if isinstance(variables, dict):
             counted_names = counted_names - INTERNAL
             if isinstance(owner, AutoGuide):
-                # An AutoGuide creates its plates in every run. The user's code may use this name for something else.
+                # An AutoGuide assigns its plates in every run, which is no change, also if user's code has this name.
                 counted_names = counted_names - {"plates"}
             # Users add attributes to their own objects, and methods or hooks to modules, but not to other objects of
             # libraries, so only these are searched for new attributes.
@@ -479,6 +483,7 @@ class State:
                     (Slot(getattr, variables, owner, path, False), dict(variables), counted_names)
                 )
             if isinstance(owner, nn.Module):
+                # A change of these is one by the user, whoever reads them.
                 for key in MODULE_DICTS:
                     self._to_visit.append((variables.get(key), f"{path}.{key}", True))
             for key in variables.keys() & counted_names:

@@ -559,7 +559,7 @@ def _fold_literals(
 
 
 def _has_effect(node: Node) -> bool:
-    """Return whether a node changes tensors or draws noise, so that a graph needs it without its result."""
+    """Return whether a graph needs a node without its result: it changes tensors, or draws noise."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     # The schema of batch norm does not say that it changes the running statistics.
     return node.is_impure() or is_random or "batch_norm" in str(node.target)

@@ -3,12 +3,14 @@
 
 """The terms of a loss: what training and diagnosis report."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pyro_radial._pyro.compat import register_pytree_node, tree_map
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,8 @@ class LossTerms:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "LossTerms":
         """Return the same terms with a function applied to each tensor."""
-        return replace(
-            self,
-            nll_by_site=_map_sites(function, self.nll_by_site),
-            kl_by_site=_map_sites(function, self.kl_by_site),
-            weight_space_kl_by_site=_map_sites(function, self.weight_space_kl_by_site),
-        )
+        mapped: LossTerms = tree_map(function, self)
+        return replace(mapped, kl_weight=self.kl_weight, entropies=self.entropies)
 
     def not_finite(self) -> list[str]:
         """Return in words which terms are NaN or infinite; reads each term on the host."""
@@ -104,6 +102,32 @@ class LossTerms:
                 if not bool(torch.isfinite(value)):
                     descriptions.append(f"{kind} of site '{name}'")
         return descriptions
+
+
+def _flatten(terms: LossTerms) -> tuple[list[object], object]:
+    """Return the tensors of terms, and what is the same in each step."""
+    by_site: list[object] = [terms.nll_by_site, terms.kl_by_site, terms.weight_space_kl_by_site]
+    return by_site, (terms.num_data, terms.sampled_kl, terms.weight_space_kl_weight)
+
+
+def _unflatten(by_site: Iterable[Any], fixed: Any) -> LossTerms:
+    """Return the terms with these tensors; the weight of the KL and the entropies are those of one evaluation."""
+    num_data, sampled_kl, weight_space_kl_weight = fixed
+    nll_by_site, kl_by_site, weight_space_kl_by_site = by_site
+    return LossTerms(
+        1.0,
+        nll_by_site,
+        kl_by_site,
+        dict,
+        num_data,
+        sampled_kl,
+        weight_space_kl_weight,
+        weight_space_kl_by_site,
+    )
+
+
+# A graph returns terms as a tree of tensors.
+register_pytree_node(LossTerms, _flatten, _unflatten)
 
 
 def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
@@ -127,12 +151,6 @@ def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
 def as_tensor(number: float | Tensor) -> Tensor:
     """Return a number as a tensor. ``torch.as_tensor`` alone would move a tensor to the default device."""
     return number if isinstance(number, Tensor) else torch.as_tensor(number)
-
-
-def _map_sites(
-    function: Callable[[Tensor], Tensor], by_site: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    return {name: function(value) for name, value in by_site.items()}
 
 
 def _total(by_site: Mapping[str, Tensor]) -> Tensor:

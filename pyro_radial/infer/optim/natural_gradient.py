@@ -280,8 +280,12 @@ class SiteState(NamedTuple):
 
     @classmethod
     def of(cls, name: str, site: LocScaleSite) -> "SiteState":
-        """Return the state of a site before its first step."""
+        """Return the state of a site before its first step.
+
+        :param site: the parameters of the site in a guide, their family, and ``site.site``, the model's site.
+        """
         to_scale = transform_to(site.family.scale_constraint)
+        # Marks at the same sum of rates do not count until they are replaced.
         marks = site.loc.new_zeros(MARKS, 2)
         marks[:, 1] = to_scale(site.scale.detach()).log().mean()
         return cls(

@@ -4,6 +4,9 @@
 """Evaluate a loss once: its value, its terms and its gradients."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
@@ -26,19 +29,23 @@ from pyro_radial._pyro.compat import (
     stored_parameters,
 )
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
-from pyro_radial.infer.loss.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO, entropies
 from pyro_radial.infer.loss.terms import LossTerms, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
-# How a program ran; see :attr:`LossEvaluation.mode`.
-AS_IT_IS = "as it is"
-RECORDED = "recorded"
-COMPILED = "compiled"
-CAPTURED = "captured"
-CHECKED = "checked"
-NOTHING: Mapping[str, Tensor] = {}
 # Losses of Pyro that compile their programs.
 JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
+NOTHING: Mapping[str, Tensor] = {}
+
+
+class Mode(StrEnum):
+    """How a program ran: as it is, as a graph, or as it is to check its graph."""
+
+    AS_IT_IS = "as it is"
+    RECORDED = "recorded"
+    COMPILED = "compiled"
+    CAPTURED = "captured"
+    CHECKED = "checked"
 
 
 class Call(NamedTuple):
@@ -93,8 +100,7 @@ class LossEvaluation(NamedTuple):
     :param summary: the loss, negative log-likelihood and KL in nats per datum, if the loss has terms.
     :param hooked: whether the gradients' hooks have been called.
     :param updated_in_graph: the ids of the parameters that a :class:`GraphOptimizer` has updated in the evaluation.
-    :param mode: how the program ran: "as it is", "recorded", "compiled" or "captured", or "checked" if it ran as it is
-        to check its graph. Tensors of a captured program are overwritten by its next step.
+    :param mode: how the program ran; tensors of a captured program are overwritten by its next step.
     :param stepped: whether the evaluation included the whole step of the optimizer.
     :param attached: whether the loss is still attached to autograd, and the gradients here are None.
     """
@@ -107,7 +113,7 @@ class LossEvaluation(NamedTuple):
     summary: Tensor | None = None
     hooked: bool = False
     updated_in_graph: frozenset[int] = frozenset()
-    mode: str = AS_IT_IS
+    mode: Mode = Mode.AS_IT_IS
     stepped: bool = False
     attached: bool = False
 
@@ -140,7 +146,7 @@ class _ProgramRun(NamedTuple):
 
 def evaluate_loss(call: Call) -> LossEvaluation:
     """Run a program once as it is, and return its loss, its parameters as ``SVI`` finds them, and their gradients."""
-    differentiable = is_differentiable(call.loss)
+    differentiable = why_not_differentiable(call.loss) is None
     # A loss that calls ``backward`` itself adds to gradients, so earlier ones are set aside until the end.
     earlier_gradients = _pop_gradients(
         [*stored_parameters().values(), *call.extra_parameters.values()]
@@ -223,15 +229,16 @@ def _evaluation_of(
     )
 
 
-def is_differentiable(loss: Any) -> bool:
-    """Return whether a loss returns a tensor that autograd differentiates, and does not compile its program itself."""
+def why_not_differentiable(loss: Any) -> str | None:
+    """Return why autograd cannot differentiate the result of a loss, so that it has no graph; None if it can."""
     if not hasattr(loss, "loss_and_grads"):
-        return True
-    return (
-        hasattr(loss, "differentiable_loss")
-        and not isinstance(loss, JITTED)
-        and not _overrides_gradients(loss)
-    )
+        return None
+    name = type(loss).__name__
+    if isinstance(loss, JITTED):
+        return f"{name} compiles it itself, more slowly; use {name.removeprefix('Jit')}"
+    if _overrides_gradients(loss) or not hasattr(loss, "differentiable_loss"):
+        return f"{name} computes its gradients in loss_and_grads, not in differentiable_loss"
+    return None
 
 
 def _overrides_gradients(loss: Any) -> bool:
@@ -250,6 +257,29 @@ def has_terms(loss: Any) -> bool:
         and differentiable_loss is TermsELBO.differentiable_loss
         and not _overrides_gradients(loss)
     )
+
+
+def keep_terms(call: Call, evaluation: LossEvaluation) -> LossEvaluation:
+    """Complete the terms of a graph, and store them in the loss, where users can read them."""
+    terms = evaluation.terms
+    if terms is None or not has_terms(call.loss):
+        return evaluation
+    if evaluation.mode not in (Mode.AS_IT_IS, Mode.CHECKED):
+        site_entropies = partial(_guide_entropies, call.guide, call.args, call.kwargs)
+        terms = replace(terms, kl_weight=call.weight, entropies=site_entropies)
+    # The next captured step overwrites the terms, so they are copied when a user reads them.
+    is_captured = evaluation.mode == Mode.CAPTURED
+    call.loss.keep(
+        partial(terms.map, Tensor.clone) if is_captured else lambda: terms, call.gradients
+    )
+    return evaluation._replace(terms=terms)
+
+
+def _guide_entropies(guide: Guide, args: Args, kwargs: Kwargs) -> dict[str, Tensor]:
+    """Return the entropies of a guide's sites at its current parameters."""
+    with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
+        trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    return entropies(dict(trace.iter_stochastic_nodes()))
 
 
 def _loss_and_terms(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:

@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,8 +17,13 @@ from pyro_radial.infer.loss.not_finite import (
     find_not_finite,
     not_finite_error,
 )
-from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients
-from pyro_radial.infer.step.evaluation import CAPTURED, Call, LossEvaluation, has_terms
+from pyro_radial.infer.optim.joint import (
+    GraphOptimizer,
+    JointOptimizer,
+    add_gradients,
+    naming_devices,
+)
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode, keep_terms
 
 # Reading a loss waits for the device. So a GPU's losses are checked after this many steps, or after fewer if the
 # arguments of these steps take more bytes than MOST_BYTES.
@@ -66,10 +70,11 @@ class Stepper:
         self._unchecked_steps: list[Step] = []
 
     def step(self, calls: Sequence[Call]) -> list[LossEvaluation]:
-        """Evaluate the loss of each part of a batch on the same noise, check the losses, and take a step.
+        """Evaluate the loss of each part of a batch on the same draws of the weights, check it, and take a step.
 
         :raises FloatingPointError: naming what is NaN or infinite; no step is taken on it. On a GPU it is raised some
-            steps later, or by :meth:`look`.
+            steps later, or by :meth:`look`, and the steps between change nothing.
+        :raises ValueError: for an observation outside of its support.
         """
         step = Step(self.steps_done, calls, TorchNoise.current())
         self.optimizer.forget_gradients()
@@ -77,9 +82,8 @@ class Stepper:
         for call in calls:
             if evaluations:
                 step.noise.restore()
-            evaluation = self._evaluate_or_explain(step, call)
+            evaluation = keep_terms(call, self._evaluate_or_explain(step, call))
             evaluations.append(evaluation)
-            keep_terms(call, evaluation)
             self.optimizer.adopt(evaluation.parameters)
             add_gradients(evaluation.parameters_with_gradients())
         self._check(step, evaluations)
@@ -90,7 +94,7 @@ class Stepper:
         return evaluations
 
     def look(self) -> None:
-        """Raise the error of a step since the last look, if its loss was not finite."""
+        """Raise the error of a step since the last look, if its loss was not finite, and let later steps go on."""
         steps = self._unchecked_steps
         self._unchecked_steps = []
         if steps and self.stopped is not None and bool(self.stopped):
@@ -100,17 +104,23 @@ class Stepper:
             raise self._explain(steps)
 
     def _check(self, step: Step, evaluations: Sequence[LossEvaluation]) -> None:
-        """Note whether the losses of a step are finite, before the step is applied, and look if it is time to."""
+        """Note whether the losses of a step are finite, let the optimizer stop if not, and look if it is time to.
+
+        An evaluation in a CUDA graph, of mode "captured", has set ``stopped`` itself. If it has also ``stepped``, the
+        graph has taken the optimizer's step, or left it out after a loss that is not finite.
+        """
+        # None before the first loss has shown the parameters.
         optimizer = self.optimizer.optimizer
         self._unchecked_steps.append(step)
         nonfinite = evaluations[0].nonfinite
         interval = self._interval or _usual_interval(step, nonfinite.device)
         if isinstance(optimizer, GraphOptimizer):
+            # Its update in the graph of the loss reads this tensor.
             self.stopped = optimizer.stopped
         elif self.stopped is None:
             self.stopped = torch.zeros_like(nonfinite)
         for evaluation in evaluations:
-            if evaluation.mode != CAPTURED:
+            if evaluation.mode != Mode.CAPTURED:
                 torch.maximum(self.stopped, evaluation.nonfinite, out=self.stopped)
         can_wait = evaluations[-1].stepped or (optimizer is not None and steps_stop(optimizer))
         if optimizer is not None and interval > 1:
@@ -122,7 +132,11 @@ class Stepper:
     def _evaluate_or_explain(self, step: Step, call: Call) -> LossEvaluation:
         """Evaluate a call; where validation stops the program, raise an error that names what is not finite."""
         try:
-            return self._evaluate(call)
+            if call.optimizer is None:
+                return self._evaluate(call)
+            # The evaluation may take the step of the optimizer.
+            with naming_devices(call.optimizer):
+                return self._evaluate(call)
         except ValueError as error:
             # Validation stops at the first value that is not finite, and may not say where that came from.
             nonfinite: list[str] = []
@@ -154,16 +168,6 @@ class Stepper:
                 ):
                     return nonfinite
         return []
-
-
-def keep_terms(call: Call, evaluation: LossEvaluation) -> None:
-    """Store the terms of an evaluation in the loss, where users can read them."""
-    terms = evaluation.terms
-    if terms is None or not has_terms(call.loss):
-        return
-    # The next captured step overwrites the terms, so they are copied when a user reads them.
-    read = partial(terms.map, Tensor.clone) if evaluation.mode == CAPTURED else lambda: terms
-    call.loss.keep(read, call.gradients)
 
 
 def _usual_interval(step: Step, device: torch.device) -> int:

@@ -28,7 +28,7 @@ from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.joint import Optim, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.step.evaluation import AS_IT_IS, COMPILED, RECORDED
+from pyro_radial.infer.step.evaluation import Mode
 from pyro_radial.infer.training.checkpoint import Checkpoint, Settings, State, plain_settings
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms
@@ -63,7 +63,7 @@ class TrainingRun:
         *,
         seed: int | None,
         options: FitOptions,
-        graphs: str = AS_IT_IS,
+        graphs: str = Mode.AS_IT_IS,
         callback: Callable[[Record], Any] | None = None,
     ) -> None:
         self.batches = batches
@@ -91,8 +91,8 @@ class TrainingRun:
                 clip_norm=options.clip_norm,
                 autocast=options.autocast,
                 accumulate=options.accumulate,
-                graphs=None if graphs == AS_IT_IS else Graphs(),
-                compile_rows=usual_rows if graphs == COMPILED else None,
+                graphs=None if graphs == Mode.AS_IT_IS else Graphs(),
+                compile_rows=usual_rows if graphs == Mode.COMPILED else None,
                 check=partial(check_num_data, num_data=self.num_data),
             )
         self.scheduler = _make_scheduler(
@@ -257,7 +257,7 @@ class TrainingRun:
             **self.progress.state_dict(),
             **self.trainer.state_dict(),
             "settings": self._settings(),
-            "graphs": self.graphs,
+            "graphs": str(self.graphs),
             "shuffle_seed": self.batches.seed,
             "rng": rng_state(self.trainer.device),
             **states({"scheduler": self.scheduler}),
@@ -288,10 +288,10 @@ class TrainingRun:
 def choose_mode(options: FitOptions, device: torch.device, steps: int) -> str:
     """Return how to run a training of so many steps."""
     if options.compile is not None:
-        return COMPILED if options.compile else AS_IT_IS
+        return Mode.COMPILED if options.compile else Mode.AS_IT_IS
     if device.type != "cuda" or steps < STEPS_TO_CAPTURE:
-        return AS_IT_IS
-    return RECORDED if steps < STEPS_TO_COMPILE else COMPILED
+        return Mode.AS_IT_IS
+    return Mode.RECORDED if steps < STEPS_TO_COMPILE else Mode.COMPILED
 
 
 def _is_point(guide: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from benchmarks.guides.pyro_examples import PROGRAMS as PYRO_EXAMPLES
 from benchmarks.guides.pyro_examples import TARGET, measure
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, NaturalGradient, TermsELBO
 from pyro_radial.infer.compiler import cache
-from pyro_radial.infer.step.evaluation import AS_IT_IS, CAPTURED, CHECKED, COMPILED, RECORDED
+from pyro_radial.infer.step.evaluation import Mode
 from pyro_radial.poutine import mean_only
 from tests.helpers.devices import capture_on_cpu
 from tests.helpers.networks import classifier, data, mlp
@@ -52,9 +52,9 @@ CAPTURED_TOO = (
 )
 # Inductor takes seconds for each.
 COMPILED_TOO = ("residual net with batch norm", "TraceEnum_ELBO")
-CASES = [(name, RECORDED) for name in (*PROGRAMS, *EAGER_LOSSES)]
-CASES += [(name, CAPTURED) for name in CAPTURED_TOO]
-CASES += [(name, COMPILED) for name in COMPILED_TOO]
+CASES = [(name, Mode.RECORDED) for name in (*PROGRAMS, *EAGER_LOSSES)]
+CASES += [(name, Mode.CAPTURED) for name in CAPTURED_TOO]
+CASES += [(name, Mode.COMPILED) for name in COMPILED_TOO]
 
 
 @functools.cache
@@ -67,17 +67,17 @@ def steps_of_the_program(name):
 @pytest.mark.filterwarnings("ignore:the program runs uncompiled. .* computes its gradients in loss_and_grads")
 @pytest.mark.filterwarnings("ignore:Found no sample sites configured for enumeration")
 def test_steps_on_a_graph_are_those_of_the_program(name, mode, monkeypatch):
-    if mode == CAPTURED:
+    if mode == Mode.CAPTURED:
         capture_on_cpu(monkeypatch)
     expected = steps_of_the_program(name)
     program = prepared((PROGRAMS | EAGER_LOSSES)[name])
-    svi = compiled_svi(program, compile=mode != RECORDED)
-    if mode == COMPILED:
+    svi = compiled_svi(program, compile=mode != Mode.RECORDED)
+    if mode == Mode.COMPILED:
         svi.graphs.compile_after = 3
     found = take_steps(svi, program)
     # Inductor sums in another order, and the bias before a batch norm has a gradient of rounding alone.
-    assert_same_steps(found, expected, 1e-3 if mode == COMPILED else 1e-4)
-    assert svi._latest.mode == (AS_IT_IS if name in EAGER_LOSSES else mode)
+    assert_same_steps(found, expected, 1e-3 if mode == Mode.COMPILED else 1e-4)
+    assert svi._latest.mode == (Mode.AS_IT_IS if name in EAGER_LOSSES else mode)
     assert svi.num_graphs == (name in PROGRAMS)
     assert len(svi.eager_reasons) == (name in EAGER_LOSSES)
     # No step has the noise of another one. The tail-adaptive loss is infinite.
@@ -324,7 +324,7 @@ def test_a_program_runs_as_it_is_after_two_differences():
             svi.step(x)
     assert [str(warning.message).startswith(CHANGED) for warning in caught] == [True, False]
     assert svi.eager_reasons == ["its graph gives something else than the program, at site 'y'"]
-    assert svi._latest.mode == AS_IT_IS
+    assert svi._latest.mode == Mode.AS_IT_IS
 
 
 @pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), NaturalGradient(0.05)], ids=["Adam", "natural"])
@@ -345,7 +345,7 @@ def test_checked_steps_are_those_of_the_graph(optim, monkeypatch):
             modes.append(svi._latest.mode)
         final_values.append({name: value.detach().clone() for name, value in guide.named_parameters()})
         monkeypatch.undo()
-        assert [number for number, mode in enumerate(modes, 1) if mode == CHECKED] == ([2, 10] if checked else [])
+        assert [number for number, mode in enumerate(modes, 1) if mode == Mode.CHECKED] == ([2, 10] if checked else [])
     for name, value in final_values[0].items():
         torch.testing.assert_close(final_values[1][name], value, rtol=1e-4, atol=1e-5)
 

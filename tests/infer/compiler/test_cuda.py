@@ -17,7 +17,7 @@ from pyro_radial import AutoRadial, CompiledSVI, NaturalGradient, TermsELBO, fit
 from pyro_radial.infer.compiler import inductor
 from pyro_radial.infer.compiler.cuda import MOST_CAPTURES
 from pyro_radial.infer.compiler.state import Refused
-from pyro_radial.infer.step.evaluation import CAPTURED, COMPILED
+from pyro_radial.infer.step.evaluation import Mode
 from tests.helpers.devices import capture_on_cpu, waiting_is_an_error
 from tests.helpers.networks import classifier, data, mlp
 from tests.helpers.runs import assert_same, killed, problem, trained
@@ -76,7 +76,7 @@ OPTIMIZERS = {
 def test_captured_steps_are_the_recorded_ones(name, device):
     optim, is_inside = OPTIMIZERS[name]
     svi = assert_captured_as_recorded(8, optim)
-    assert svi._latest.mode == CAPTURED
+    assert svi._latest.mode == Mode.CAPTURED
     assert svi._latest.stepped == is_inside
     assert device.captures == 1
 
@@ -218,7 +218,7 @@ def test_tensors_that_are_replaced_again_and_again_end_the_captures(device):
         "its tensors, or settings of its optimizer, are replaced again and again"
     ]
     assert device.captures == MOST_CAPTURES
-    assert svi._latest.mode == COMPILED
+    assert svi._latest.mode == Mode.COMPILED
     assert all(bool(torch.isfinite(value).all()) for value in values(svi.guide).values())
 
 
@@ -300,7 +300,7 @@ def test_on_cuda_noise_follows_the_seed_and_the_state_of_the_generator(compile_a
     svi.graphs.compile_after = compile_after
     for _ in range(5):
         svi.step(x, y)
-    assert svi._latest.mode == CAPTURED
+    assert svi._latest.mode == Mode.CAPTURED
     losses = []
     for seed in (3, 4, 3):
         torch.manual_seed(seed)
