@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tools import size
 
 PACKAGE = Path(__file__).resolve().parents[1] / "pyro_radial"
@@ -149,6 +151,15 @@ def test_docstrings_keep_the_order_of_their_parts():
         if any(max(earlier) > min(later) for earlier, later in itertools.pairwise(filter(None, found))):
             offenders.append(f"{module}: {name}")
     assert offenders == []
+
+
+@pytest.mark.parametrize("module", ["infer/step/stepper.py", "infer/compiler/program.py"])
+def test_the_page_for_contributors_shows_the_code_as_it_is(module):
+    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    _, _, after = page.partition(f"`{module}`")
+    block = after.partition("```python\n")[2].partition("```")[0]
+    assert len(block.splitlines()) > 10
+    assert block in (PACKAGE / module).read_text()
 
 
 def test_every_module_has_a_docstring():

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import pyro.poutine as poutine
@@ -34,13 +34,6 @@ from pyro_radial.infer.step.stepper import Stepper
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copy_state
 from pyro_radial.nn.modules import Autocast, device_of, evaluating
 from pyro_radial.poutine import mean_only
-
-
-class Terms(NamedTuple):
-    """The loss, the negative log-likelihood and the KL of a step in nats per datum, on the device, and its weight."""
-
-    values: Tensor
-    kl_weight: float
 
 
 class Trainer:
@@ -119,10 +112,11 @@ class Trainer:
         }
         return make_optimizer(optim, trained)
 
-    def step(self, batch: tuple[Batch, Batch], *, of_means: bool = False) -> Terms:
+    def step(self, batch: tuple[Batch, Batch], *, of_means: bool = False) -> tuple[Tensor, float]:
         """Take one optimizer step on inputs and targets.
 
         :param of_means: whether to take it on the likelihood alone, at the means of the weights.
+        :returns: the loss, negative log-likelihood and KL in nats per datum, on the device, and the weight of the KL.
         :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken. On a GPU it is raised
             some steps later, or by :meth:`look`.
         """
@@ -138,7 +132,7 @@ class Trainer:
             if evaluation.summary is not None:
                 values += evaluation.summary.double() * call.gradient_scale
         terms = evaluations[-1].terms
-        return Terms(values, 0.0 if of_means or terms is None else terms.kl_weight)
+        return values, 0.0 if of_means or terms is None else terms.kl_weight
 
     def look(self) -> None:
         """Raise the error of a step since the last look, if its loss was not finite, or of a parameter that is not."""
