@@ -307,7 +307,7 @@ def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) ->
     for (name, parameter), gradient in zip(
         replayed.parameters.items(), replayed.gradients, strict=True
     ):
-        if id(parameter) in replayed.updated_in_graph:
+        if parameter in replayed.updated_in_graph:
             continue
         program_gradient = program_gradients.get(name)
         label = f"the gradient of {name}"

@@ -163,11 +163,9 @@ class Program:
         if not self.state.is_valid():
             return False
         if self.state.tensors is not recorded_tensors:
-            replacements = dict(zip(map(id, recorded_tensors), self.state.tensors, strict=True))
-            self.parameters = {
-                name: replacements.get(id(p), p) for name, p in self.parameters.items()
-            }
-            self.constants = [replacements.get(id(tensor), tensor) for tensor in self.constants]
+            replacements = dict(zip(recorded_tensors, self.state.tensors, strict=True))
+            self.parameters = {name: replacements.get(p, p) for name, p in self.parameters.items()}
+            self.constants = [replacements.get(tensor, tensor) for tensor in self.constants]
         return True
 
     def _are_guards_valid(self, leaves: Leaves) -> bool:

@@ -266,7 +266,7 @@ def _record_twice(first_run: FirstRun, numbers: Numbers, code: Code) -> Program:
     for slot in number_slots:
         ignored.add(slot.path)
         typed_slots.append((slot, type(slot.read())))
-    state = State(roots, code, _parameter_holders(call, parameters), ignored, graph.host_read_ids)
+    state = State(roots, code, _parameter_holders(call, parameters), ignored, graph.host_reads)
     return Program(
         graph,
         state,
@@ -319,7 +319,7 @@ def _check_gradients(program: Program, evaluation: LossEvaluation) -> None:
     for (name, parameter), gradient in zip(
         program.parameters.items(), graph_evaluation.gradients, strict=True
     ):
-        if gradient is not None or id(parameter) in graph_evaluation.updated_in_graph:
+        if gradient is not None or parameter in graph_evaluation.updated_in_graph:
             names_with_gradients.add(name)
     for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
         if gradient is not None and name not in names_with_gradients:
@@ -444,7 +444,7 @@ def _record_once(
     read_origins: list[int | str] = [
         origin
         for origin, number in zip(origins, numbers, strict=True)
-        if id(number) in graph.host_read_ids
+        if number in graph.host_reads
     ]
     if read_origins:
         raise Refused("Python reads numbers", read_numbers=read_origins)
@@ -462,9 +462,9 @@ def _check_parameters_are_named(
     :param gradient_leaves: the tensors that the gradient of the loss reaches.
     :param parameters_by_name: the parameters by name.
     """
-    unnamed_ids = set(map(id, graph.constants)) - set(map(id, parameters_by_name.values()))
+    unnamed_tensors = set(graph.constants) - set(parameters_by_name.values())
     for tensor in gradient_leaves:
-        if id(tensor) in unnamed_ids:
+        if tensor in unnamed_tensors:
             path = "a tensor"
             for slot, value in zip(initial_state.slots, initial_state.values, strict=True):
                 if value is tensor:

@@ -249,7 +249,7 @@ class State:
     :param roots: the objects that the walk starts from, by name.
     :param parameter_holders: the mapping that holds each parameter, and its name there.
     :param ignored: paths that are not compared.
-    :param host_read_ids: the ids of tensors with numbers that Python has read.
+    :param host_reads: the tensors with numbers that Python has read.
     """
 
     def __init__(
@@ -258,11 +258,11 @@ class State:
         code: Code,
         parameter_holders: Iterable[tuple[Mapping[str, Any], str]] = (),
         ignored: Collection[str] = (),
-        host_read_ids: Collection[int] = (),
+        host_reads: Collection[Tensor] = frozenset(),
     ) -> None:
         self.code = code
         self.ignored = ignored
-        self.host_read_ids = host_read_ids
+        self.host_reads = host_reads
         #: Why the state cannot be compared, so that there can be no graph; None if it can be compared.
         self.unreadable_reason: str | None = None
         self.slots: list[Slot] = []
@@ -325,14 +325,14 @@ class State:
         changes: list[tuple[str, bool]] = []
         current_by_id: dict[int, object] = {}
         with DisableTorchFunctionSubclass():
-            flags = dict(zip(map(id, self.tensors), self._flags, strict=True))
+            flags = dict(zip(self.tensors, self._flags, strict=True))
             for slot, value in zip(self.slots, self.values, strict=True):
                 current = slot.read()
                 is_same = _is_unchanged(value, current)
                 if isinstance(value, Tensor) and isinstance(current, Tensor):
                     is_replacement_a_change = (
                         count_replaced
-                        or id(value) in self.host_read_ids
+                        or value in self.host_reads
                         or metadata_of(current) != metadata_of(value)
                     )
                     # Slots that shared a tensor must still share one.
@@ -340,7 +340,7 @@ class State:
                     is_same = (
                         (is_same or not is_replacement_a_change)
                         and is_shared
-                        and FLAGS(current) == flags[id(value)]
+                        and FLAGS(current) == flags[value]
                     )
                 if not is_same:
                     changes.append((slot.path, slot.in_user_code))
@@ -398,7 +398,7 @@ class State:
         if isinstance(value, Tensor):
             self.tensors.append(value)
             self._to_visit.append((value._backward_hooks, f"hooks of {path}", True))
-            if id(value) in self.host_read_ids:
+            if value in self.host_reads:
                 self._add_slot(Slot(_copy_content, value, None, path, in_user_code))
         elif (
             isinstance(value, ONCE)

@@ -61,8 +61,8 @@ SHAPE_READ = (
 MOST_GUARDED = 64
 # The types of arguments of operations that a graph can hold, besides tensors.
 ARGUMENT_TYPES = (*fx.node.base_types, type(None), torch.layout)
-# The arguments, in the set of sources that a value is computed from.
-ARGUMENTS = -1
+# Stands for all arguments, in the set of sources that a value is computed from.
+ARGUMENTS = torch.empty(0)
 LITERAL = torch.ops.aten.lift_fresh.default
 LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
 # Operations that use shape, dtype and device of their first argument, but not its values.
@@ -101,15 +101,15 @@ class Graph(NamedTuple):
     """A recorded function: ``module`` takes ``[*constants, *inputs]`` and returns the tensors of the result.
 
     The constants are the tensors that the function read besides its inputs. ``leaves`` and ``tree`` are the leaves and
-    the structure of the result, with ``Tensor`` in place of each tensor. ``host_read_ids`` has the ids of the constants
-    and numbers that Python read.
+    the structure of the result, with ``Tensor`` in place of each tensor. ``host_reads`` has the constants and numbers
+    that Python read.
     """
 
     module: GraphModule
     constants: list[Tensor]
     leaves: list[object]
     tree: Any
-    host_read_ids: set[int]
+    host_reads: set[Tensor]
     guards: Guards | None
 
     def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
@@ -154,7 +154,7 @@ def record(
     if device.type != "cpu":
         constants = _fold_literals(device, module, constants)
     leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    return Graph(module, constants, leaves, tree, recorder.host_read_ids, guards)
+    return Graph(module, constants, leaves, tree, recorder.host_reads, guards)
 
 
 class _Recorder(TorchDispatchMode):
@@ -175,7 +175,7 @@ class _Recorder(TorchDispatchMode):
         changed: Iterable[Tensor],
     ) -> None:
         super().__init__()
-        self.host_read_ids: set[int] = set()
+        self.host_reads: set[Tensor] = set()
         #: The values that Python has read from arguments.
         self.guarded: list[Tensor] = []
         #: The tensors that are read and neither inputs nor results of operations.
@@ -187,18 +187,18 @@ class _Recorder(TorchDispatchMode):
         # The node of the latest constant; constants come before the inputs, which operations follow.
         self._latest_constant: Node | None = None
         self._is_paused = False
-        # For each tensor's memory: the ids of the numbers and readable tensors that its values are computed from, and
-        # ``ARGUMENTS`` for arguments; None if Python may not read them.
-        self._sources: dict[int, set[int] | None] = {}
+        # For each memory: the numbers and readable tensors that its values are computed from, and ``ARGUMENTS``
+        # for arguments; None if Python may not read them.
+        self._sources: dict[int, set[Tensor] | None] = {}
         # Keep tensors alive so that their memory is not used again.
         self._tensors_kept_alive: list[Tensor] = []
         # The state of torch's generators after the latest draw.
         self._noise = TorchNoise.current()
         for tensor in readable:
             if _is_readable(tensor):
-                self._set_sources(tensor, {id(tensor)})
+                self._set_sources(tensor, {tensor})
         for tensor in numbers[1:]:
-            self._set_sources(tensor, {id(tensor)})
+            self._set_sources(tensor, {tensor})
         for tensor in arguments:
             self._set_sources(tensor, {ARGUMENTS})
         for tensor in changed:
@@ -320,7 +320,7 @@ class _Recorder(TorchDispatchMode):
             # Copies, because the program may change them.
             for tensor in tensors:
                 self.guarded.append(self._run(torch.ops.aten.clone.default, (tensor,), {}))
-        self.host_read_ids |= sources - {ARGUMENTS}
+        self.host_reads |= sources - {ARGUMENTS}
 
     def copy_to_host(
         self, function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any
@@ -343,9 +343,9 @@ class _Recorder(TorchDispatchMode):
         with self._paused():
             return index.nonzero().unbind(1)
 
-    def _find_sources(self, tree: object) -> set[int] | None:
+    def _find_sources(self, tree: object) -> set[Tensor] | None:
         """Return the sources that the tensors in a tree are computed from; None if Python may not read one of them."""
-        sources_of_all: set[int] = set()
+        sources_of_all: set[Tensor] = set()
         for tensor in _tensors_in(tree):
             sources = self._sources.get(_memory(tensor))
             if sources is None:
@@ -353,7 +353,7 @@ class _Recorder(TorchDispatchMode):
             sources_of_all |= sources
         return sources_of_all
 
-    def _set_sources(self, tensor: Tensor, sources: set[int] | None) -> None:
+    def _set_sources(self, tensor: Tensor, sources: set[Tensor] | None) -> None:
         """Note the sources that a tensor's values are computed from."""
         self._sources[_memory(tensor)] = sources
         if sources is not None:

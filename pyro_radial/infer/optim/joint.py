@@ -62,9 +62,12 @@ class GraphOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def update_in_graph(
-        self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
-    ) -> frozenset[int]:
-        """Update parameters by operations that a graph can record, and return the ids of these parameters."""
+        self,
+        loss: Tensor,
+        gradients: Mapping[Tensor, Tensor | None],
+        scales: Mapping[Tensor, Tensor],
+    ) -> frozenset[Tensor]:
+        """Update parameters by operations that a graph can record, and return these parameters."""
 
     @abstractmethod
     def count_step(self) -> None:
@@ -96,8 +99,7 @@ class JointOptimizer:
         self._optim = optim
         self._clip_norm = clip_norm
         self.optimizer: Optimizer | None = None
-        # The parameters by id. They are kept alive because Python could give the id of a deleted one to another tensor.
-        self._adopted: dict[int, Tensor] = {}
+        self._adopted: set[Tensor] = set()
         self._scheduler: Any = None
         if isinstance(optim, Optimizer):
             check_no_closure(optim)
@@ -112,12 +114,11 @@ class JointOptimizer:
         new_parameters: dict[str, Tensor] = {
             name: parameter
             for name, parameter in parameters.items()
-            if id(parameter) not in self._adopted
+            if parameter not in self._adopted
         }
         if not new_parameters:
             return
-        for parameter in new_parameters.values():
-            self._adopted[id(parameter)] = parameter
+        self._adopted.update(new_parameters.values())
         optim: Any = self._optim
         if self.optimizer is None:
             self.optimizer = make_optimizer(optim, new_parameters)

@@ -185,22 +185,18 @@ class NaturalGradient(GuideOptim):
                 f"guide must have a site with a normal or radial family, got {families or type(guide).__name__}; use "
                 "another optimizer"
             )
-        site_parameter_ids = set(map(id, _locs_and_scales(sites)))
+        site_parameters = set(_locs_and_scales(sites))
         all_parameters = {
             **dict(TermsELBO()(model, guide).named_parameters()),
             **unconstrained_parameters(drawn, trace),
         }
-        # By id, so that a parameter with two names comes once.
-        other_parameters: dict[int, tuple[str, Tensor]] = {
-            id(parameter): (name, parameter)
-            for name, parameter in all_parameters.items()
-            if parameter.requires_grad and id(parameter) not in site_parameter_ids
-        }
-        other_optimizer = (
-            make_optimizer(self.other_optim, dict(other_parameters.values()))
-            if other_parameters
-            else None
-        )
+        # A parameter with two names comes once.
+        names: dict[Tensor, str] = {}
+        for name, parameter in all_parameters.items():
+            if parameter.requires_grad and parameter not in site_parameters:
+                names[parameter] = name
+        others = {name: parameter for parameter, name in names.items()}
+        other_optimizer = make_optimizer(self.other_optim, others) if others else None
         return NaturalGradientOptimizer(
             sites,
             other_optimizer,
@@ -457,8 +453,8 @@ class NaturalGradientOptimizer(GraphOptimizer):
 
     def parameters_to_clip(self) -> list[Tensor]:
         """Return all parameters but the scales, which would end at wrong values if their gradients were clipped."""
-        scales = {id(site.scale) for site in self._sites}
-        return [p for p in optimizer_parameters(self) if id(p) not in scales]
+        scales = {site.scale for site in self._sites}
+        return [p for p in optimizer_parameters(self) if p not in scales]
 
     @torch.no_grad()
     def pulls(self) -> dict[str, float]:
@@ -481,21 +477,24 @@ class NaturalGradientOptimizer(GraphOptimizer):
 
     @torch.no_grad()
     def update_in_graph(
-        self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
-    ) -> frozenset[int]:
+        self,
+        loss: Tensor,
+        gradients: Mapping[Tensor, Tensor | None],
+        scales: Mapping[Tensor, Tensor],
+    ) -> frozenset[Tensor]:
         """Update all sites at the rates of :meth:`write_rates`, by operations that a graph can record.
 
         Nothing changes if the loss is not finite, or if a site has no gradient.
 
-        :param gradients: the gradients by the ids of parameters.
-        :param scales: the constrained scales, by the ids of their unconstrained parameters; missing ones are computed.
-        :returns: the ids of the parameters that the graph updates.
+        :param gradients: the gradient of each parameter.
+        :param scales: the constrained scales by their unconstrained parameters; missing ones are computed.
+        :returns: the parameters that the graph updates.
         """
         is_finite = torch.isfinite(loss) & (self.stopped == 0.0)
         finite_gradients: list[tuple[Tensor, Tensor]] = []
         for site in self._sites:
-            loc_gradient = gradients.get(id(site.loc))
-            scale_gradient = gradients.get(id(site.scale))
+            loc_gradient = gradients.get(site.loc)
+            scale_gradient = gradients.get(site.scale)
             if loc_gradient is None or scale_gradient is None:
                 return frozenset()
             finite_gradients.append(
@@ -510,7 +509,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
             for site, row in zip(self._sites, rows, strict=True)
         ]
         self._update_sites(finite_gradients, rates, scales)
-        return frozenset(map(id, _locs_and_scales(self._sites)))
+        return frozenset(_locs_and_scales(self._sites))
 
     def _next_rates(self) -> list[StepRates]:
         """Return the rates of each site's next step."""
@@ -550,14 +549,14 @@ class NaturalGradientOptimizer(GraphOptimizer):
         self,
         gradients: Sequence[tuple[Tensor | None, Tensor | None]],
         rates: Sequence[StepRates],
-        scales: Mapping[int, Tensor],
+        scales: Mapping[Tensor, Tensor],
     ) -> None:
         """Update each site's ``loc`` and ``scale`` from their gradients; one without a gradient stays as it is."""
         is_published = self.param_groups[0]["beta2"] is not None
         for site, (loc_gradient, scale_gradient), site_rates in zip(
             self._sites, gradients, rates, strict=True
         ):
-            scale = scales.get(id(site.scale))
+            scale = scales.get(site.scale)
             if scale is None:
                 scale = site.to_scale(site.scale)
             variance = (scale / site.per_stddev).square()

@@ -99,7 +99,7 @@ class LossEvaluation(NamedTuple):
     :param nonfinite: a 0-d tensor, one if the loss is not finite.
     :param summary: the loss, negative log-likelihood and KL in nats per datum, if the loss has terms.
     :param hooked: whether the gradients' hooks have been called.
-    :param updated_in_graph: the ids of the parameters that a :class:`GraphOptimizer` has updated in the evaluation.
+    :param updated_in_graph: the parameters that a :class:`GraphOptimizer` has updated in the evaluation.
     :param mode: how the program ran; tensors of a captured program are overwritten by its next step.
     :param stepped: whether the evaluation included the whole step of the optimizer.
     :param attached: whether the loss is still attached to autograd, and the gradients here are None.
@@ -112,7 +112,7 @@ class LossEvaluation(NamedTuple):
     terms: LossTerms | None = None
     summary: Tensor | None = None
     hooked: bool = False
-    updated_in_graph: frozenset[int] = frozenset()
+    updated_in_graph: frozenset[Tensor] = frozenset()
     mode: Mode = Mode.AS_IT_IS
     stepped: bool = False
     attached: bool = False
@@ -184,17 +184,18 @@ def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
         if run.parameters:
             inputs = list(run.parameters.values())
             gradients = torch.autograd.grad(run.loss, inputs, allow_unused=True)
-    updated_in_graph: frozenset[int] = frozenset()
+    updated_in_graph: frozenset[Tensor] = frozenset()
     # Hooks that change gradients run after the graph, so the graph must not use the gradients.
     if call.graph_optimizer is not None and not any(
         map(post_accumulate_hooks, run.parameters.values())
     ):
-        by_id = dict(zip(map(id, run.parameters.values()), gradients, strict=True))
+        by_parameter = dict(zip(run.parameters.values(), gradients, strict=True))
         updated_in_graph = call.graph_optimizer.update_in_graph(
-            run.loss.detach(), by_id, _constrained_values(run.trace)
+            run.loss.detach(), by_parameter, _constrained_values(run.trace)
         )
         gradients = [
-            None if key in updated_in_graph else gradient for key, gradient in by_id.items()
+            None if parameter in updated_in_graph else gradient
+            for parameter, gradient in by_parameter.items()
         ]
     evaluation = _evaluation_of(call, run, gradients)
     return evaluation._replace(updated_in_graph=updated_in_graph), leaves
@@ -205,9 +206,9 @@ def _run_program(call: Call, differentiable: bool) -> _ProgramRun:
     with poutine.trace(param_only=True) as param_trace:
         loss, terms = _loss_and_terms(call, differentiable)
     parameters = _parameters_in(param_trace.trace)
-    parameter_ids = set(map(id, parameters.values()))
+    traced_parameters = set(parameters.values())
     for name, parameter in call.extra_parameters.items():
-        if parameter.requires_grad and id(parameter) not in parameter_ids:
+        if parameter.requires_grad and parameter not in traced_parameters:
             parameters[name] = parameter
     return _ProgramRun(loss, terms, parameters, param_trace.trace)
 
@@ -338,13 +339,13 @@ def _in_separate_memory(gradients: Iterable[Tensor | None]) -> tuple[Tensor | No
 
 def _parameters_in(trace: Trace) -> dict[str, Tensor]:
     """Return the unconstrained parameters in a trace, as in ``SVI``: each once, under its first name."""
-    named_by_id: dict[int, tuple[str, Tensor]] = {}
+    names: dict[Tensor, str] = {}
     for name, node in dict[str, Node](trace.nodes).items():
         stored = node["value"]
         value = stored.unconstrained() if hasattr(stored, "unconstrained") else stored
         if value.requires_grad:
-            named_by_id.setdefault(id(value), (name, value))
-    return dict(named_by_id.values())
+            names.setdefault(value, name)
+    return {name: parameter for parameter, name in names.items()}
 
 
 def _gradient_leaves(value: Tensor) -> list[Tensor]:
@@ -360,11 +361,11 @@ def _gradient_leaves(value: Tensor) -> list[Tensor]:
     return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
-def _constrained_values(trace: Trace) -> dict[int, Tensor]:
-    """Return the values of constrained parameters in a trace, by the ids of their unconstrained parameters."""
-    constrained: dict[int, Tensor] = {}
+def _constrained_values(trace: Trace) -> dict[Tensor, Tensor]:
+    """Return the values of constrained parameters in a trace, by their unconstrained parameters."""
+    constrained: dict[Tensor, Tensor] = {}
     for node in dict[str, Node](trace.nodes).values():
         value = node["value"]
         if hasattr(value, "unconstrained"):
-            constrained[id(value.unconstrained())] = value.detach()
+            constrained[value.unconstrained()] = value.detach()
     return constrained

@@ -241,14 +241,14 @@ def _make_parameters(
         with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:
             drawn = poutine.trace(guide).get_trace(*batch)
             poutine.replay(model, trace=drawn)(*batch)
-    module_parameters: set[int] = set()
+    module_parameters: set[Tensor] = set()
     for module in (model, guide):
         if isinstance(module, nn.Module):
-            module_parameters.update(map(id, module.parameters()))
+            module_parameters.update(module.parameters())
     loose = {}
     for name, value in unconstrained_parameters(capture.trace).items():
         # Under the name of a module's parameter, Pyro's store can hold an unused namesake.
         namesake = isinstance(value, nn.Parameter) and isinstance(model, nn.Module)
-        if id(value) not in module_parameters and not namesake:
+        if value not in module_parameters and not namesake:
             loose[name] = value
     return loose
