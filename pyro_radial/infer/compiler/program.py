@@ -86,11 +86,12 @@ class Program:
         """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
         noise = TorchNoise.current()
         changed = ChangedTensors()
-        with changed:
-            evaluation = self._run(call, leaves, Mode.RECORDED)
-        restore_tensors(changed.originals)
-        noise.restore()
-        return evaluation
+        try:
+            with changed:
+                return self._run(call, leaves, Mode.RECORDED)
+        finally:
+            restore_tensors(changed.originals)
+            noise.restore()
 
     def code_for(self, mode: Mode) -> GraphFunction:
         """Return the code of the graph, compiled or as it was recorded."""
