@@ -57,7 +57,7 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
-def regression(rows=40, inputs=(2, 3), noise=0.5):
+def regression(rows=40, inputs=(2, 2), noise=1.0):
     """Linear regression with known noise, its data, the exact mean and the diagonal of the exact precision."""
     size = math.prod(inputs)
     x = torch.randn(rows, size)
@@ -73,7 +73,7 @@ def regression(rows=40, inputs=(2, 3), noise=0.5):
     return model, (x, y), mean.reshape(inputs), precision.diagonal().reshape(inputs)
 
 
-def train(model, guide, data, optim, steps=300, particles=800):
+def train(model, guide, data, optim, steps, particles):
     """The averages of mean and precision over the last third of a training."""
     elbo = TermsELBO(particles, vectorize_particles=True, max_plate_nesting=1)(model, guide)
     optimizer = optim.optimizer(model, guide, *data)
@@ -92,7 +92,8 @@ def train(model, guide, data, optim, steps=300, particles=800):
 def test_linear_regression_rests_at_the_exact_mean_and_the_diagonal_of_the_precision(double, kind):
     """The loss is quadratic in the weights, so the radial posterior has the same best variances."""
     model, data, mean, precision = regression()
-    means, precisions = train(model, GUIDES[kind](model), data, NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.98))
+    optim = NaturalGradient(lr=0.7, hess_init=4.0, beta2=0.9)
+    means, precisions = train(model, GUIDES[kind](model), data, optim, steps=120, particles=2000)
     assert bool(((means - mean).abs() < 0.025 * precision.rsqrt()).all())
     torch.testing.assert_close(precisions, precision, rtol=0.025, atol=0.0)
 
@@ -142,19 +143,23 @@ def best_logistic(x, y, kind):
     return best.detach()[:2], (-2 * best.detach()[2:]).exp()
 
 
-@pytest.mark.parametrize(("kind", "start"), [("normal", "beta2"), ("radial", 0.01), ("normal", 3.0)])
-def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(double, kind, start):
+@pytest.mark.parametrize(
+    ("kind", "start", "optim", "steps", "particles", "error"),
+    [
+        ("normal", None, NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.9), 100, 3000, 0.015),
+        # The rate of widths falls, so after 150 steps they are still a little off.
+        ("radial", 1.0, NaturalGradient(), 150, 2000, 0.03),
+    ],
+)
+def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(
+    double, kind, start, optim, steps, particles, error
+):
     x = torch.randn(12, 2)
     y = (x @ torch.tensor([1.0, -0.5]) + torch.randn(12) > 0).double()
     mean, precision = best_logistic(x, y, kind)
     model = logistic(x, y)
-    if start == "beta2":
-        guide, optim = GUIDES[kind](model), NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.98)
-    else:
-        guide, optim = GUIDES[kind](model, init_stddev=start), NaturalGradient()
-    means, precisions = train(model, guide, (x, y), optim, steps=800)
-    # The rate of widths falls, so after 800 steps they are still a little off.
-    error = 0.015 if start == "beta2" else 0.03
+    guide = GUIDES[kind](model) if start is None else GUIDES[kind](model, init_stddev=start)
+    means, precisions = train(model, guide, (x, y), optim, steps, particles)
     assert bool(((means - mean).abs() < error * precision.rsqrt()).all())
     torch.testing.assert_close(precisions, precision, rtol=error, atol=0.0)
 
@@ -210,30 +215,14 @@ def layer(rows=200, features=4, noise=0.5, correlation=0.0, scales=1.0):
     return SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=noise)), (x, y)
 
 
-def assert_arrived(guide, data, means=0.6, widths=0.31, noise=0.5):
-    """Means in exact standard deviations and the logarithm of widths, by default after 400 steps.
-
-    The noise of widths is about the root of three in two times the number of steps; their limit is five times that.
-    """
-    mean, stddev = exact(data, noise)
-    found = guide.posterior()["weight"]
-    assert bool(((found.mean - mean).abs() < means * stddev).all()), (found.mean - mean) / stddev
-    assert bool(((found.stddev / stddev).log().abs() < widths).all()), found.stddev / stddev
-
-
+SEVERAL_DRAWS = TermsELBO(4, vectorize_particles=True, max_plate_nesting=1)
 # Each guide, each start and each setting, not each combination of them.
 ARRIVALS = {
-    "narrow": {"kind": "radial", "guide": {"init_stddev": 0.001}},
-    "wide": {"kind": "a radius for each row", "guide": {"init_stddev": 1.0}},
-    "hess_init=100": {"kind": "normal", "optimizer": {"hess_init": 100.0}},
-    "hess_init=0.01": {"kind": "radial", "optimizer": {"hess_init": 0.01}},
-    "features on scales from 0.1 to 10": {"layer": {"scales": [0.1, 1.0, 3.0, 10.0]}, "epochs": 700},
-    "correlated features": {"layer": {"correlation": 0.8}, "epochs": 700},
-    "batches": {"batch_size": 50, "epochs": 100},
-    "several draws": {"loss": TermsELBO(4, vectorize_particles=True, max_plate_nesting=1), "epochs": 300},
-    "accumulated": {"accumulate": 2},
-    "clipped": {"clip_norm": 1.0},
-    "local reparameterization": {"kind": "normal", "is_local": True, "epochs": 300},
+    "narrow, clipped": {"guide": {"init_stddev": 0.001}, "clip_norm": 1.0},
+    "wide, batches": {"kind": "a radius for each row", "guide": {"init_stddev": 1.0}, "batch_size": 50, "epochs": 100},
+    "hess_init=100, local": {"kind": "normal", "optimizer": {"hess_init": 100.0}, "is_local": True, "epochs": 300},
+    "hess_init=0.01, several draws": {"optimizer": {"hess_init": 0.01}, "loss": SEVERAL_DRAWS, "epochs": 300},
+    "correlated features": {"layer": {"correlation": 0.8, "scales": [0.1, 1.0, 3.0, 10.0]}, "epochs": 500},
 }
 
 
@@ -246,30 +235,30 @@ def test_the_default_arrives(double, name, recorded_only):
     guide = GUIDES[settings.pop("kind", "radial")](model.double(), **settings.pop("guide", {}))
     optim = NaturalGradient(**settings.pop("optimizer", {}))
     trained(model, guide, data=data, optim=optim, **settings)
-    assert_arrived(guide, data)
-
-
-def test_widths_are_trained_under_frozen_means(double):
-    model, data = layer()
-    guide = AutoMeanField(model.double())
-    guide.setup(*data)
-    mean, _ = exact(data, 0.5)
-    guide.load_means({"weight": mean})
-    guide.locs.requires_grad_(False)
-    trained(model, guide, data=data, optim=NaturalGradient(), epochs=300, batch_size=200)
-    torch.testing.assert_close(guide.posterior()["weight"].mean, mean)
-    assert_arrived(guide, data, widths=0.35)
-
-
-def test_means_arrive_under_frozen_widths(double):
-    model, data = layer()
-    guide = AutoMeanField(model.double())
-    guide.setup(*data)
-    guide.scales.requires_grad_(False)
-    trained(model, guide, data=data, optim=NaturalGradient(), epochs=300, batch_size=200)
     mean, stddev = exact(data, 0.5)
-    assert all(bool((q.stddev == q.stddev.flatten()[0]).all()) for q in guide.posterior().values())
-    assert bool(((guide.posterior()["weight"].mean - mean).abs() < 0.5 * stddev).all())
+    posterior = guide.posterior()["weight"]
+    assert bool(((posterior.mean - mean).abs() < 0.6 * stddev).all()), (posterior.mean - mean) / stddev
+    # The noise of widths is about the root of three in two times the number of steps; this is five times that.
+    assert bool(((posterior.stddev / stddev).log().abs() < 0.31).all()), posterior.stddev / stddev
+
+
+@pytest.mark.parametrize("frozen", ["locs", "scales"])
+def test_means_and_widths_arrive_while_the_others_are_frozen(double, frozen):
+    model, data = layer()
+    guide = AutoMeanField(model.double(), init_stddev=0.05)
+    guide.setup(*data)
+    mean, stddev = exact(data, 0.5)
+    if frozen == "locs":
+        guide.load_means({"weight": mean})
+    getattr(guide, frozen).requires_grad_(False)
+    frozen_values = copy.deepcopy(getattr(guide, frozen).state_dict())
+    loss = TermsELBO(20, vectorize_particles=True, max_plate_nesting=1)
+    trained(model, guide, data=data, optim=NaturalGradient(), loss=loss, epochs=120, batch_size=200)
+    assert_same(getattr(guide, frozen).state_dict(), frozen_values)
+    posterior = guide.posterior()["weight"]
+    assert bool(((posterior.mean - mean).abs() < 0.5 * stddev).all())
+    # Five times the noise of widths that average 20 draws in each of 120 steps.
+    assert frozen == "scales" or bool(((posterior.stddev / stddev).log().abs() < 0.13).all())
 
 
 def test_a_network_with_batch_norm_in_eval_mode_learns(double):
@@ -279,7 +268,7 @@ def test_a_network_with_batch_norm_in_eval_mode_learns(double):
     net = nn.Sequential(nn.Linear(5, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 2)).double()
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical()).eval()
     guide = AutoMeanField(model)
-    trained(model, guide, data=data, optim=NaturalGradient(), epochs=50, batch_size=40)
+    trained(model, guide, data=data, optim=NaturalGradient(), epochs=20, batch_size=50)
     correct = predict(model, guide, x, num_samples=16).mean.argmax(-1) == data[1]
     assert float(correct.double().mean()) > 0.9
 
@@ -298,29 +287,29 @@ def test_marks_span_about_the_last_third_of_the_steps():
 
 @pytest.mark.filterwarnings("default:.*trains widths in:UserWarning")
 @pytest.mark.parametrize(
-    ("settings", "epochs", "match"),
-    [({}, 20, r"epochs gives 20 steps"), ({"beta2": 0.99999}, 200, r"beta2=0.99999 .* 300000 steps .* gives 200")],
+    ("settings", "match"),
+    [({}, r"epochs gives 20 steps"), ({"beta2": 0.99999}, r"beta2=0.99999 .* 300000 steps .* gives 20")],
 )
-def test_a_run_too_short_for_widths_says_so(settings, epochs, match):
+def test_a_run_too_short_for_widths_says_so(settings, match):
     model, data = layer()
     with pytest.warns(UserWarning, match=match):
-        trained(model, AutoRadial(model), data=data, optim=NaturalGradient(**settings), epochs=epochs, batch_size=200)
+        trained(model, AutoRadial(model), data=data, optim=NaturalGradient(**settings), epochs=20, batch_size=200)
 
 
 def test_widths_on_their_way_are_named_and_widths_that_arrived_are_not():
     x = torch.randn(200, 3)
     for beta2, ends in ((0.9995, True), (None, False)):
         model = SupervisedModel(BayesianModule(nn.Linear(3, 20)), likelihoods.Gaussian(num_data=200))
-        guide = AutoMeanField(model, init_stddev=0.003)
+        guide = AutoMeanField(model, init_stddev=0.01)
         optimizer = NaturalGradient(beta2=beta2).optimizer(model, guide, x, x.mean(1, keepdim=True).expand(-1, 20))
         elbo = TermsELBO()(model, guide)
-        for step in range(1, 432):
+        for step in range(1, 129):
             optimizer.zero_grad()
             elbo(x, x.mean(1, keepdim=True).expand(-1, 20)).backward()
             optimizer.step()
             # Between two marks, and at one, where the last mark is that of the present widths.
-            if step in (400, 431):
-                assert natural_gradient.is_marked(step) == (step == 431)
+            if step in (120, 128):
+                assert natural_gradient.is_marked(step) == (step == 128)
                 assert set(optimizer.pulls()) == ({"weight", "bias"} if ends else set())
         advice = NaturalGradient(beta2=beta2).advice_after(optimizer)
         if ends:
@@ -423,9 +412,9 @@ def test_a_deep_network_under_a_wide_prior_does_not_diverge(guide_class):
     torch.manual_seed(0)
     x = torch.randn(1_000, 20)
     y = (x @ torch.randn(20, 5)).argmax(-1)
-    widths = (20, 100, 100, 100, 100)
+    widths = (20, 50, 50, 50, 50)
     layers = [layer for i, o in itertools.pairwise(widths) for layer in (nn.Linear(i, o), nn.ReLU())]
-    net = nn.Sequential(*layers, nn.Linear(100, 5))
+    net = nn.Sequential(*layers, nn.Linear(50, 5))
     model = SupervisedModel(BayesianModule(net, prior=dist.Normal(0.0, 1.0)), likelihoods.Categorical())
     history = fit(model, guide_class(model), (x, y), epochs=10, optim=NaturalGradient(), progress=False).history
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
@@ -487,84 +476,67 @@ def test_parameters_outside_modules_are_trained():
     assert float(pyro.param("noise").detach()) != pytest.approx(0.7)
 
 
-# What makes a loss no sum that has an exact posterior; test_the_default_arrives_in_each_setting has the other options.
-SETTINGS = {
-    "in bfloat16": {"autocast": torch.bfloat16},
-    "means first": {"mean_only_epochs": 1},
-}
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_it_learns_with_each_option_of_fit(setting):
+def test_it_learns_in_bfloat16_after_an_epoch_of_means():
+    """Here the loss has no exact posterior; :func:`test_the_default_arrives` has the other options."""
     model, guide = problem()
-    optim = NaturalGradient(hess_init=0.2)
-    _, result = trained(model, guide, optim=optim, epochs=20, **SETTINGS[setting])
-    first, last = (
-        sum(record["nll"] + record["kl"] for record in part) for part in (result.history[:5], result.history[-5:])
-    )
-    assert last < first
+    options = {"autocast": torch.bfloat16, "mean_only_epochs": 1}
+    _, result = trained(model, guide, optim=NaturalGradient(hess_init=0.2), epochs=20, batch_size=10, **options)
+    losses = [record["nll"] + record["kl"] for record in result.history]
+    assert sum(losses[-5:]) < sum(losses[:5])
     assert all(bool((site.scale != site.scale.flatten()[0]).any()) for site in guide.loc_scale_sites().values())
 
 
 def test_the_parts_of_a_batch_give_the_step_of_the_whole(double):
     steps = []
+    x, y = data()
     for accumulate in (1, 4):
         model, guide = problem()
-        x, y = data()
-        steps.append(
-            trained(
-                model.double(),
-                guide,
-                data=(x.double(), y),
-                optim=NaturalGradient(),
-                accumulate=accumulate,
-                batch_size=ROWS,
-            )[0]
-        )
+        settings = {"optim": NaturalGradient(), "accumulate": accumulate, "batch_size": ROWS}
+        steps.append(trained(model.double(), guide, data=(x.double(), y), **settings)[0])
     for name, value in steps[0].items():
         torch.testing.assert_close(value, steps[1][name], rtol=0.0, atol=1e-10)
 
 
-def gradients_left(monkeypatch):
-    """The ids of all parameters that have a gradient when an optimizer takes its step."""
-    found, apply = set(), JointOptimizer.apply
-
-    def watched(self, **taken):
-        found.update(id(p) for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
-        apply(self, **taken)
-
-    monkeypatch.setattr(JointOptimizer, "apply", watched)
-    return found
-
-
-COMPILED = {
-    "in the graph, beside other parameters": ({}, "batch norm", 2),
-    "clipped": ({"clip_norm": 5.0}, "plain", 8),
-    "accumulated": ({"accumulate": 2}, "plain", 8),
-    "means first": ({"mean_only_epochs": 1}, "plain", 4),
+# Options, a network, and how many parameters have gradients when an optimizer takes its step.
+RECORDED = {
+    "in the graph, beside other parameters": ({"batch_size": ROWS}, "batch norm", 2),
+    "clipped and accumulated": ({"clip_norm": 5.0, "accumulate": 2, "batch_size": 10}, "plain", 8),
+    "means first": ({"mean_only_epochs": 1, "batch_size": ROWS}, "plain", 4),
 }
 
 
-@pytest.mark.parametrize("setting", COMPILED)
+@pytest.mark.parametrize("setting", RECORDED)
 def test_recorded_steps_are_the_steps_as_they_are(setting, recorded_only, monkeypatch):
-    options, net, left = COMPILED[setting]
+    options, net, num_gradients = RECORDED[setting]
     monkeypatch.setattr(cache, "_is_checked", lambda step: False)
+    apply = JointOptimizer.apply
+
+    def watched(self, **taken):
+        have_gradients.update(
+            id(p) for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
+        )
+        apply(self, **taken)
+
+    monkeypatch.setattr(JointOptimizer, "apply", watched)
     ends = []
     for compiled in (False, True):
+        have_gradients = set()
         model, guide = problem(net)
-        found = gradients_left(monkeypatch) if compiled else set()
         ends.append(trained(model, guide, optim=NaturalGradient(beta2=0.99), compile=compiled, **options)[0])
-    assert len(found) == left
+    assert len(have_gradients) == num_gradients
     for name, value in ends[0].items():
-        # Rounding in twelve steps.
+        # Rounding in a few steps.
         torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_step_in_the_graph_is_the_step_as_it_is():
+    """A single site keeps the compiled code short."""
     ends = []
     for compiled in (False, True):
-        model, guide = problem()
-        ends.append(trained(model, guide, optim=NaturalGradient(), batch_size=ROWS, compile=compiled)[0])
+        torch.manual_seed(0)
+        model, data = layer(rows=ROWS)
+        guide = AutoRadial(model)
+        ends.append(trained(model, guide, data=data, optim=NaturalGradient(), batch_size=ROWS, compile=compiled)[0])
     for name, value in ends[0].items():
         torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5)
 
@@ -603,6 +575,7 @@ def test_a_step_in_a_graph_on_a_loss_that_is_not_finite_changes_nothing(kind, re
     else:
         trainer = Trainer(model, guide, (x, y), optim=NaturalGradient(), graphs=Graphs(), compile_rows=ROWS)
         step = lambda *batch: trainer.step(batch)  # noqa: E731
+    # The second step is checked, so it is taken outside of the graph too.
     for _ in range(2):
         step(x, y)
     before = now()
