@@ -16,7 +16,8 @@ from pyro_radial.nn import likelihoods
 from tests.helpers.devices import CountHostReads
 from tests.helpers.runs import assert_same, data, killed, problem, trained
 
-ROWS = 23
+# Four batches of six, so a run records one graph.
+ROWS = 24
 
 
 def final_state(rows=ROWS, net="plain", **settings):
@@ -29,17 +30,24 @@ def final_state(rows=ROWS, net="plain", **settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"net": "batch norm"},
+        {"net": "batch norm", "rows": 23},
         {"accumulate": 3, "loss": partial(TermsELBO, kl_weight=lambda step: min(1.0, step / 4))},
         {"loss": partial(TermsELBO, 2), "clip_norm": 5.0, "optim": partial(SGD, lr=1e-4)},
         {
             "mean_only_epochs": 1,
+            "epochs": 2,
             "validation": data(7),
             "optim": pyro.optim.SGD(lambda name: {"lr": 2e-4 if "scales" in name else 1e-4}),
         },
         {"autocast": torch.bfloat16, "optim": partial(SGD, lr=1e-4)},
     ],
-    ids=["batch norm", "in parts with a weight", "particles, clipped", "means first, validation, rates", "autocast"],
+    ids=[
+        "batch norm, a smaller batch",
+        "in parts with a weight",
+        "particles, clipped",
+        "means first, validation, rates",
+        "autocast",
+    ],
 )
 def test_a_run_on_graphs_is_the_run_without(settings, recorded_only):
     outcomes = []

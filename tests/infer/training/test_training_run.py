@@ -230,7 +230,7 @@ def test_a_finished_run_goes_on_with_more_epochs_as_if_it_had_been_longer(tmp_pa
 
 
 def test_a_run_that_patience_stopped_goes_on_with_a_longer_one(tmp_path):
-    settings = {"validation": data(9, seed=4), "optim": partial(SGD, lr=2e-2), "epochs": 12}
+    settings = {"validation": data(9, seed=4), "optim": partial(SGD, lr=0.1), "epochs": 12, "batch_size": ROWS}
     expected_state, expected = trained(*problem(), patience=4, **settings)
     settings["checkpoint"] = tmp_path / "run.pt"
     _, short = trained(*problem(), patience=1, **settings)
