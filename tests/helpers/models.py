@@ -40,7 +40,7 @@ def network(prior=None, num_data=40):
     return SupervisedModel(bnn, likelihoods.Gaussian(num_data=num_data))
 
 
-def mean_and_error(loss, model, guide, *args, count=200):
+def mean_and_error(loss, model, guide, *args, count=100):
     with torch.no_grad():
         draws = torch.tensor([float(loss.loss(model, guide, *args)) for _ in range(count)])
     return draws.mean(), draws.std() / count**0.5

@@ -98,9 +98,9 @@ def test_draws_are_those_of_the_guide(make):
     with torch.no_grad():
         for parameter in guide.parameters():
             parameter.add_(torch.randn_like(parameter))
-    draws = flat(to_arviz(guide, model, X, GROUP, Y, num_samples=300).posterior["offset"])
+    draws = flat(to_arviz(guide, model, X, GROUP, Y, num_samples=100).posterior["offset"])
     # The standard error of a normal median is 1.25 times that of the mean.
-    error = 1.25 * draws.std(0) / math.sqrt(300)
+    error = 1.25 * draws.std(0) / math.sqrt(100)
     assert bool(((draws.median(0).values - guide.median(X, GROUP, Y)["offset"]).abs() < 4 * error).all())
 
 

@@ -81,8 +81,8 @@ class TestExactPosterior:
                 pyro.sample("x", VonMisesFisherStable(mu.expand(*mu.shape[:-2], number, 3), noise), obs=data)
 
         guide = AutoRadialDirectional(model)
-        loss = TermsELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
-        for rate, steps in ((0.05, 300), (0.005, 150)):
+        loss = TermsELBO(num_particles=32, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
+        for rate, steps in ((0.2, 80), (0.02, 40)):
             svi = SVI(model, guide, pyro.optim.Adam({"lr": rate}), loss)
             for _ in range(steps):
                 svi.step()

@@ -106,7 +106,7 @@ def test_signal_and_noise_are_the_spreads_over_inputs_and_draws():
     model, guide = problem(net=nn.Linear(1, 1, bias=False), guide=AutoMeanField, init_stddev=0.1)
     guide.setup(*DATA)
     guide.load_means({"weight": torch.ones(1, 1)})
-    draws = 400
+    draws = 200
     diagnosis = diagnose(model, guide, DATA, num_particles=draws)
     assert diagnosis.signal == pytest.approx(float(X.std(unbiased=False)), rel=1e-5)
     # A standard deviation from S draws has the relative error 1 / sqrt(2 S); four of them.
@@ -137,14 +137,14 @@ def test_a_missing_plate_is_found():
 
 def test_the_terms_are_an_average_over_particles_of_the_loss():
     model, guide = problem(init_stddev=0.3)
-    diagnosis = diagnose(model, guide, DATA, num_particles=50)
-    elbo = TermsELBO(num_particles=50)
+    diagnosis = diagnose(model, guide, DATA, num_particles=20)
+    elbo = TermsELBO(num_particles=20)
     with torch.no_grad():
         elbo(model, guide)(*DATA)
     assert float(diagnosis.terms.kl) == pytest.approx(float(elbo.terms.kl), rel=1e-5)
     # Two averages of 50 draws: the draws of the likelihood differ by less than their mean here.
     expected = float(elbo.terms.negative_log_likelihood)
-    assert float(diagnosis.terms.negative_log_likelihood) == pytest.approx(expected, rel=4 * (2 / 50) ** 0.5)
+    assert float(diagnosis.terms.negative_log_likelihood) == pytest.approx(expected, rel=4 * (2 / 20) ** 0.5)
 
 
 @pytest.mark.parametrize("fail", [False, True])
