@@ -95,8 +95,8 @@ def test_a_linear_regression_has_its_exact_posterior():
     mean = covariance @ (x.mT @ y) / NOISE**2
     assert covariance[0, 1] / (covariance[0, 0] * covariance[1, 1]).sqrt() < -0.9
     guide = AutoMeanField(model, families={"w": families.MultivariateNormal()})
-    steps = 700
-    optim = pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.001 ** (1 / steps)})
+    steps = 350
+    optim = pyro.optim.ClippedAdam({"lr": 0.3, "lrd": 0.0003 ** (1 / steps)})
     loss = TraceMeanField_ELBO(num_particles=16, vectorize_particles=True)
     svi = CompiledSVI(model, guide, optim, loss, compile=False)
     for _ in range(steps):
@@ -276,10 +276,10 @@ def test_a_low_rank_finds_the_wide_direction_of_a_posterior():
     covariance = (torch.eye(size) - shared) / 26 + shared
     pyro.set_rng_seed(0)
     guide = AutoMeanField(model, families={"w": families.MultivariateNormal(rank=1)})
-    optim = pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.001 ** (1 / 800)})
-    loss = TraceMeanField_ELBO(num_particles=16, vectorize_particles=True)
+    optim = pyro.optim.ClippedAdam({"lr": 0.3, "lrd": 0.0003 ** (1 / 400)})
+    loss = TraceMeanField_ELBO(num_particles=64, vectorize_particles=True)
     svi = CompiledSVI(model, guide, optim, loss, compile=False)
-    for _ in range(800):
+    for _ in range(400):
         svi.step()
     torch.testing.assert_close(guide.posterior()["w"].covariance_matrix, covariance, rtol=0, atol=0.05)
 
