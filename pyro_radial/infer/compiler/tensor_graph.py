@@ -160,7 +160,7 @@ def record(
 class _Recorder(TorchDispatchMode):
     """Record the operations in the block as nodes of a graph, and note the values that Python reads.
 
-    ``torch.fx.experimental.proxy_tensor.make_fx`` does the first too. It takes ten times as long, since it also runs
+    ``torch.fx.experimental.proxy_tensor.make_fx`` does the first too. It takes twice as long, since it also runs
     each operation on fake tensors.
 
     Python may read values that are computed only from numbers, readable tensors and arguments; it follows which inputs
