@@ -12,6 +12,7 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch.distributions import TransformedDistribution, kl_divergence
 from torch.distributions.transforms import AffineTransform, ExpTransform
 
@@ -100,6 +101,7 @@ def is_positive(support):
 
 
 NUM_SAMPLES = 2_000
+WRAPPERS = (torch.distributions.Independent, dist.MaskedDistribution, ExpandedDistribution)
 
 
 def base_of(name):
@@ -129,7 +131,7 @@ def same(one, other, words):
 
 def test_a_leaf_is_no_wrapper_and_mapping_it_keeps_the_rest(base):
     for _, wrapped, words in cases(base):
-        assert not isinstance(leaf(wrapped), torch.distributions.Independent), words
+        assert not isinstance(leaf(wrapped), WRAPPERS), words
         assert map_leaf(lambda inner: inner, wrapped) is wrapped, words
         # Another object of the same distribution goes into the same nesting.
         same(wrapped, map_leaf(lambda inner: inner.expand(inner.batch_shape), wrapped), words)

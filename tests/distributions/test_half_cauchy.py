@@ -124,12 +124,7 @@ def pushforward(distribution, support):
 
 MASK = torch.tensor([True, False, True])
 NESTINGS = {
-    "plain": lambda q, p: (dist.LogNormal(q.loc, q.scale), p),
-    "independent": lambda q, p: (dist.LogNormal(q.loc, q.scale).to_event(2), p.to_event(2)),
-    "more reinterpreted on both": lambda q, p: (
-        dist.LogNormal(q.loc, q.scale).to_event(1).to_event(1),
-        p.to_event(2),
-    ),
+    "independent": lambda q, p: (dist.LogNormal(q.loc, q.scale).to_event(1).to_event(1), p.to_event(2)),
     "a pushforward without an event": lambda q, p: (pushforward(q, p.support), p),
     "a pushforward of an event": lambda q, p: (pushforward(q.to_event(2), p.to_event(2).support), p.to_event(2)),
     "an event of a pushforward": lambda q, p: (
@@ -144,10 +139,6 @@ NESTINGS = {
     "generally expanded prior": lambda q, p: (
         pushforward(q.to_event(2), p.support),
         dist.torch_distribution.ExpandedDistribution(type(p)(p.concentration[0], p.rate[0]).to_event(2), (3,)),
-    ),
-    "expanded posterior": lambda q, p: (
-        dist.LogNormal(q.loc[0], q.scale[0]).to_event(2).expand([3]),
-        p.to_event(2),
     ),
 }
 

@@ -90,7 +90,7 @@ def test_first_and_second_gradients_of_the_density_match_differences(event_dim, 
     def log_prob(value, loc, scale):
         return RadialNormal(loc, scale, event_dim).log_prob(value)
 
-    assert torch.autograd.gradcheck(log_prob, (value, loc, scale))
+    assert torch.autograd.gradcheck(log_prob, (value, loc, scale), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(log_prob, (value, loc, scale))
 
 
@@ -119,14 +119,6 @@ def test_the_log_density_of_a_draw_depends_on_the_parameters_through_log_scale_a
     distribution.log_prob(distribution.rsample()).backward()
     torch.testing.assert_close(loc.grad, torch.zeros_like(loc), atol=1e-10, rtol=0)
     torch.testing.assert_close(scale.grad, -1 / scale.detach(), rtol=1e-10, atol=0)
-
-
-def test_marginal_quantiles_are_those_of_samples():
-    distribution = RadialNormal(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 2.0, 1.0]))
-    draws = distribution.sample((NUM_SAMPLES,))
-    for level, quantile in zip((0.05, 0.5, 0.8), distribution.marginal_quantiles([0.05, 0.5, 0.8]), strict=True):
-        frequency = (draws <= quantile).double().mean(0)
-        assert bool(((frequency - level).abs() < 4 * (level * (1 - level) / NUM_SAMPLES) ** 0.5).all())
 
 
 def test_infer_shapes_agrees_with_the_distribution():

@@ -69,6 +69,14 @@ def test_first_derivatives_are_those_of_differences_in_both_modes(family, shape)
     torch.autograd.gradcheck(kl_of(family), arguments, check_forward_ad=True, check_batched_grad=True)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kl_is_mapped_with_fixed_directions(family):
+    arguments = parameters(4, 3)
+    # Each example alone: a batch has directions of its own for each row.
+    alone = torch.stack([kl_of(family)(*row) for row in zip(*arguments, strict=True)])
+    torch.testing.assert_close(vmap(kl_of(family))(*arguments), alone)
+
+
 def twice(function, at):
     at = at.clone().requires_grad_()
     (first,) = torch.autograd.grad(function(at), at, create_graph=True)
