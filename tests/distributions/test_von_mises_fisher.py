@@ -66,36 +66,22 @@ def test_nothing_is_nan_or_infinite_at_any_concentration(dim, dtype):
     other = von_mises_fisher(len(CONCENTRATIONS), dim, dtype=dtype)
     uniform = HypersphericalUniform(dim, like=raw)
     value = distribution.rsample()
-    scalars = [
-        distribution.log_prob(value),
-        distribution.log_prob(other.sample()),
-        distribution.entropy(),
-        distribution.variance,
-        distribution.mean,
-    ]
-    scalars += [
-        kl_divergence(distribution, other),
-        kl_divergence(other, distribution),
-        kl_divergence(distribution, distribution),
-    ]
-    scalars += [
-        kl_divergence(distribution, uniform),
-        kl_divergence(uniform, distribution),
-        value * torch.randn_like(value),
-    ]
+    scalars = [distribution.log_prob(draw) for draw in (value, other.sample())]
+    scalars += [distribution.entropy(), distribution.variance, distribution.mean, value * torch.randn_like(value)]
+    scalars += [kl_divergence(distribution, p) for p in (other, distribution, uniform)]
+    scalars += [kl_divergence(q, distribution) for q in (other, uniform)]
     for scalar in scalars:
         assert bool(scalar.isfinite().all())
         first = torch.autograd.grad(scalar.sum(), (raw, kappa), create_graph=True, allow_unused=True)
         for gradient in first:
             assert gradient is None or bool(gradient.isfinite().all())
         again = [g.sum() for g in first if g is not None and g.requires_grad]
-        for gradient in (
-            torch.autograd.grad(sum(again), (raw, kappa), allow_unused=True, retain_graph=True) if again else ()
-        ):
+        second = torch.autograd.grad(sum(again), (raw, kappa), allow_unused=True, retain_graph=True) if again else ()
+        for gradient in second:
             assert gradient is None or bool(gradient.isfinite().all())
 
 
-@pytest.mark.parametrize("dim", [2, 3, 10, 41, 500])
+@pytest.mark.parametrize("dim", [2, 10, 500])
 def test_gradients_of_density_and_entropy_match_differences(dim):
     value, raw = unit(3, dim), torch.randn(3, dim, dtype=torch.double, requires_grad=True)
     kappa = torch.tensor([0.3, 5.0, 200.0], dtype=torch.double, requires_grad=True)
@@ -176,16 +162,15 @@ def _draw_and_densities(raw, kappa):
 
 # The compiler itself makes an instance of autograd.Function, of which torch warns.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("dim", [64])
 @recent_compiler
-def test_it_compiles_to_one_graph_with_its_gradients(dim):
-    raw, kappa = torch.randn(4, dim, requires_grad=True), torch.tensor([0.0, 1.0, 5.0, 30.0], requires_grad=True)
+def test_it_compiles_to_one_graph_with_its_gradients():
+    raw, kappa = torch.randn(4, 64, requires_grad=True), torch.tensor([0.0, 1.0, 5.0, 30.0], requires_grad=True)
     compiled = torch.compile(_draw_and_densities, backend="aot_eager", fullgraph=True)
     results = []
     for function in (_draw_and_densities, compiled):
         pyro.set_rng_seed(0)
         outputs = function(raw, kappa)
-        weights = torch.linspace(-1.0, 1.0, dim)
+        weights = torch.linspace(-1.0, 1.0, 64)
         total = (outputs[0] * weights).sum() + sum(output.sum() for output in outputs[1:])
         results.append([*outputs, *torch.autograd.grad(total, (raw, kappa))])
     for ours, theirs in zip(*results, strict=True):

@@ -3,7 +3,6 @@
 
 """Each number below is the largest error on the points of its test, over true values of 60 digits."""
 
-import math
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from mpmath import MPContext
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
-from pyro_radial.distributions.numerics import log_sphere_area
 from pyro_radial.distributions.vmf import bessel
 from pyro_radial.distributions.vmf.bessel import bessel_plan
 from pyro_radial.distributions.vmf.functions import (
@@ -26,7 +24,7 @@ from pyro_radial.distributions.vmf.functions import (
     vmf_kl,
     vmf_kl_to_uniform,
 )
-from tests.helpers.devices import recent_compiler
+from tests.helpers.devices import CountHostReads, recent_compiler
 
 TRUTH_FILE = Path(__file__).resolve().parents[4] / "shared" / "data" / "numerics" / "vmf_truth.npz"
 SCALARS = [
@@ -43,12 +41,6 @@ ROUNDING = 6.1e-8
 # A precision of its own: mpmath's global one is anybody's to change.
 mp = MPContext()
 mp.dps = 60
-
-
-def log_vmf_constant(concentration, dim):
-    """The log of the normalizing constant, with one rounding to the dtype."""
-    log_constant = -log_mean_exp_cosine(concentration.double(), dim) - log_sphere_area(dim)
-    return log_constant.to(concentration.dtype)
 
 
 @cache
@@ -106,7 +98,7 @@ def errors(dim, concentration, cumulants):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("dim", [2, 7, 23, 784, 12345, 10**5])
 def test_scalars_are_right_to_the_last_digits(dim, dtype):
-    concentration = torch.tensor([1.7e-6, 0.00137, 0.731, 12.9, 411.3, 27183.5], dtype=dtype)
+    concentration = torch.tensor([1.7e-6, 0.00137, 0.731, 12.9, 411.3, 27183.5]).to(dtype)
     measured = errors(dim, concentration, [true_cumulants(dim, k) for k in concentration.tolist()])
     for name, error in measured.items():
         assert error <= (LIMITS[name] if dtype == torch.float64 else ROUNDING), name
@@ -123,21 +115,6 @@ def test_scalars_are_right_to_the_last_digits_on_a_grid_up_to_a_million(dtype):
         worst = {name: max(worst[name], measured[name]) for name in worst}
     for name, error in worst.items():
         assert error <= (LIMITS[name] if dtype == torch.float64 else ROUNDING), name
-
-
-@pytest.mark.parametrize(
-    ("dtype", "part", "whole"), [(torch.float64, 4e-15, 1e-12), (torch.float32, ROUNDING, ROUNDING)]
-)
-def test_the_log_constant_is_right_on_a_grid(dtype, part, whole):
-    dims, kappas, truth = _grid()
-    for dim in sorted(set(dims.tolist())):
-        rows = dims == dim
-        constant = log_vmf_constant(torch.tensor(kappas[rows], dtype=dtype), dim).double().tolist()
-        for value, row in zip(constant, truth[rows].tolist(), strict=True):
-            log_mean_exp, uniform = (mp.mpf(high) + mp.mpf(low) for high, low in (row[0], row[4]))
-            error = float(abs(value - (uniform - log_mean_exp)))
-            assert error <= part * float(abs(uniform) + log_mean_exp)
-            assert error <= whole * max(1.0, float(abs(uniform - log_mean_exp)))
 
 
 def _grid():
@@ -165,8 +142,6 @@ def test_in_three_dimensions_the_scalars_are_the_closed_forms():
     torch.testing.assert_close(mean_cosine(kappa, 3), mean, rtol=1e-14, atol=0)
     torch.testing.assert_close(cosine_variance(kappa, 3), kappa.square().reciprocal() - kappa.sinh() ** -2)
     torch.testing.assert_close(log_mean_exp_cosine(kappa, 3), log_mean_exp, rtol=1e-14, atol=1e-14)
-    constant = (kappa / (4 * math.pi * kappa.sinh())).log()
-    torch.testing.assert_close(log_vmf_constant(kappa, 3), constant, rtol=1e-14, atol=1e-14)
 
 
 RATIOS = (1e-3, 0.1, 0.36, 0.37, 0.5, 0.9, 0.9999, 1.0001, 2.0, 2.7, 2.75, 100.0)
@@ -174,9 +149,7 @@ RATIOS = (1e-3, 0.1, 0.36, 0.37, 0.5, 0.9, 0.9999, 1.0001, 2.0, 2.7, 2.75, 100.0
 
 @pytest.mark.parametrize("dim", [2, 7, 23, 784, 12345])
 def test_the_kl_and_its_gradients_keep_their_digits_at_every_ratio_of_concentrations(dim):
-    points = torch.tensor(
-        [[q, q * r, gap] for q in (0.0137, 7.3, 911.7, 9117.0) for r in RATIOS for gap in (0.0, 0.25)]
-    )
+    points = torch.tensor([[q, q * r, gap] for q in (0.0137, 7.3, 911.7) for r in RATIOS for gap in (0.0, 0.25)])
     truth = [true_kl(dim, *point) for point in points.tolist()]
     for dtype, limits in ((torch.float64, (5e-13, 1e-14, 1e-9)), (torch.float32, (ROUNDING,) * 3)):
         q, p, gap = (column.to(dtype).requires_grad_() for column in points.unbind(1))
@@ -199,13 +172,12 @@ def test_concentration_zero_is_exactly_the_uniform_distribution(dim):
     zero = torch.zeros((), dtype=torch.double, requires_grad=True)
     for scalar in (log_mean_exp_cosine, mean_cosine, mean_cosine_gap, log_vmf_peak, vmf_kl_to_uniform):
         assert scalar(zero, dim) == 0
-    assert log_vmf_constant(zero, dim) == -log_sphere_area(dim)
     variance = cosine_variance(zero, dim)
     assert float(variance.detach()) == pytest.approx(1 / dim, rel=1e-15)
     assert torch.autograd.grad(variance, zero)[0] == 0
 
 
-@pytest.mark.parametrize("dim", [2, 3, 10, 41, 500])
+@pytest.mark.parametrize("dim", [3, 41])
 def test_gradients_of_first_and_second_order_agree_with_finite_differences(dim):
     kappa = torch.tensor([0.4, 7.0, 300.0], dtype=torch.double, requires_grad=True)
     for scalar in SCALARS:
@@ -223,8 +195,8 @@ def test_the_variance_has_two_more_derivatives(dim):
     assert gradgradcheck(lambda k: 100.0 * cosine_variance(k, dim), kappa)
 
 
-@pytest.mark.parametrize("dim", [3, 500])
-def test_every_scalar_and_its_gradients_map_over_a_batch(dim):
+def test_every_scalar_and_its_gradients_map_over_a_batch():
+    dim = 40
     kappa = torch.tensor([0.0, 0.4, 7.0, 300.0], dtype=torch.double, requires_grad=True)
     for scalar in SCALARS:
         value = scalar(kappa, dim)
@@ -240,35 +212,13 @@ def test_every_scalar_and_its_gradients_map_over_a_batch(dim):
     torch.testing.assert_close(rows, vmf_kl(kappa, p, gap, dim))
 
 
-@pytest.fixture
-def compiler():
-    """Torch's compiler starts afresh."""
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(("backend", "dim", "kl"), [("eager", 500, True), ("aot_eager", 500, False)])
-@recent_compiler
-def test_values_and_gradients_compile_to_one_graph(backend, dim, kl):
-    def total(kappa, p, gap):
-        scalars = log_vmf_peak(kappa, dim) + vmf_kl_to_uniform(kappa, dim) + cosine_variance(kappa, dim)
-        return scalars + (vmf_kl(kappa, p, gap, dim) if kl else p * gap)
-
-    arguments = [torch.tensor(x, requires_grad=True) for x in ([0.0, 0.5, 1e4], [[0.1], [40.0]], 0.3)]
-    compiled = torch.compile(total, fullgraph=True, backend=backend)(*arguments)
-    torch.testing.assert_close(compiled, total(*arguments))
-    expected = torch.autograd.grad(total(*arguments).sum(), arguments)
-    torch.testing.assert_close(torch.autograd.grad(compiled.sum(), arguments), expected)
-
-
-@pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @recent_compiler
 def test_a_graph_compiled_for_any_shape_takes_the_dimension_from_a_tensor():
     def of_rows(loc):
-        return log_mean_exp_cosine(loc.norm(dim=-1), loc.shape[-1])
+        return vmf_kl(loc.norm(dim=-1), torch.tensor(5.0), torch.tensor(0.3), loc.shape[-1])
 
+    torch._dynamo.reset()
     compiled = torch.compile(of_rows, fullgraph=True, backend="eager", dynamic=True)
     for shape in ((2, 50), (3, 60)):
         loc = torch.randn(shape)
@@ -276,12 +226,13 @@ def test_a_graph_compiled_for_any_shape_takes_the_dimension_from_a_tensor():
 
 
 def test_nothing_reads_a_tensor_on_the_host():
-    # A tensor without data raises wherever its values are asked for.
-    q, p = (torch.ones(shape, device="meta", requires_grad=True) for shape in ((3,), (2, 1)))
-    for dim in (30, 500):
-        total = vmf_kl(q, p, torch.ones((), device="meta"), dim) + sum(scalar(q, dim) for scalar in SCALARS)
-        first = torch.autograd.grad(total.sum(), (q, p), create_graph=True)
-        assert torch.autograd.grad(first[0].sum(), q)[0].shape == (3,)
+    q, p = (torch.ones(shape, requires_grad=True) for shape in ((3,), (2, 1)))
+    with CountHostReads() as reads:
+        for dim in (30, 500):
+            total = vmf_kl(q, p, torch.ones(()), dim) + sum(scalar(q, dim) for scalar in SCALARS)
+            first = torch.autograd.grad(total.sum(), (q, p), create_graph=True)
+            torch.autograd.grad(first[0].sum(), q)
+    assert reads.count == 0
 
 
 def test_the_kl_broadcasts_and_answers_in_the_widest_dtype_given():
