@@ -32,7 +32,7 @@ def test_loss_and_gradient_have_the_expectation_of_drawn_weights(make, loss):
     guide = make(model)
     guide.setup(X, Y)
     parameters = list(guide.parameters())
-    many = 1000
+    many = 300
     expected = closed_loss(guide, many)
     gradients = torch.autograd.grad(expected, parameters)
     expected = torch.cat([expected.detach().reshape(1), *(g.flatten() for g in gradients)])
@@ -91,19 +91,3 @@ def test_what_is_not_drawn_is_no_culprit_of_a_loss_that_is_not_finite(loss):
     (culprit,) = find_not_finite(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
     assert "y" in culprit
     assert "weight" not in culprit
-
-
-@each_guide
-def test_a_layer_of_one_input_has_its_variance(make):
-    model = regression(nn.Linear(1, 2))
-    guide = make(model)
-    x, y = torch.full((20_000, 1), 0.7), torch.zeros(20_000, 2)
-    guide.setup(x, y)
-    elbo = TermsELBO()(model, guide)
-    elbo(x, y).backward()
-    assert all(torch.isfinite(p.grad).all() for p in guide.parameters())
-    trace = pyro.poutine.trace(guide).get_trace(x, y)
-    f = pyro.poutine.trace(pyro.poutine.replay(model, trace=trace)).get_trace(x, y).nodes["f"]["value"]
-    posterior = guide.posterior()
-    expected = 0.49 * posterior["weight"].variance[:, 0] + posterior["bias"].variance
-    torch.testing.assert_close(f.var(0).detach(), expected, rtol=0.06, atol=0.0)

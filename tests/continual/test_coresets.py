@@ -43,10 +43,7 @@ def test_split_coreset_takes_apart_what_belongs_together():
     ("x", "size", "message"),
     [
         (torch.rand(4, 2), 0, "size must be a positive integer, got 0"),
-        (torch.rand(4, 2), -1, "size must be a positive integer, got -1"),
         (torch.rand(4, 2), 4, "size must be less than the 4 rows of x, got 4"),
-        (torch.rand(4, 2), 9, "size must be less than"),
-        (torch.rand(4, 2), 1.5, "size must be a positive integer, got 1.5"),
         (torch.rand(4, 2), True, "size must be a positive integer, got True"),
         (torch.tensor([[0.0], [float("nan")]]), 1, "x must not hold NaN"),
     ],

@@ -13,7 +13,7 @@ import torch
 
 from pyro_radial import FitOptions
 from pyro_radial.continual import Coreset, PriorChain, Task, TaskStream, train_stream
-from tests.helpers.streams import CORESET, HALVES, MODULE, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
+from tests.helpers.streams import CORESET, MODULE, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
 from tutorials.streams import class_split_stream
 
 
@@ -53,23 +53,6 @@ def partial_after(function, then):
         return result
 
     return wrapped
-
-
-def test_tasks_may_share_one_head(fits):
-    x, y = clusters(2 * ROWS, 0)
-    halves = [Task(name, (x[rows], y[rows]), clusters(16, 1)) for name, rows in HALVES.items()]
-    matrix, _ = learn(chain(multi_head=False), TaskStream.of(halves, num_outputs=4), epochs=10)
-    assert matrix.values.tolist()[1] == [1.0, 1.0]
-    assert matrix.average_accuracy == 1.0
-    assert [call["sites"] for call in fits] == [["0.weight", "3.bias", "3.weight"]] * 2
-
-
-def test_the_seed_decides_and_nothing_else_does():
-    assert_same(learn(), learn())
-    one, other = chain(), chain()
-    learn(one)
-    learn(other, seed=4)
-    assert not torch.equal(one.prior["trunk.0.weight"].mean, other.prior["trunk.0.weight"].mean)
 
 
 @pytest.mark.parametrize("seed", [0, 2**40])
@@ -181,11 +164,3 @@ def test_forward_transfer_is_measured_on_the_next_task_and_on_the_prior():
     # Nothing else changes.
     below = matrix.values.masked_fill(torch.tensor(above), float("nan"))
     assert_same((replace(matrix, values=below), state), plain)
-
-
-def test_forward_transfer_needs_to_be_measured():
-    matrix, _ = learn()
-    with pytest.raises(
-        ValueError, match=r"task 'classes 2, 3' before it was learned, got NaN; train_stream\(\.\.\., fo"
-    ):
-        _ = matrix.forward_transfer

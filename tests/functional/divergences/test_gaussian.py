@@ -57,37 +57,6 @@ def test_gaussian_kl_of_exact_moments_is_the_closed_form(count, dim):
     assert float(GaussianKL(num_prior_samples=40)(f, x, sampled).value) == pytest.approx(expected, rel=1e-6)
 
 
-def linear_model():
-    """Targets of a linear model in random features, the exact posterior of its values, and their log-density."""
-    noise = 0.1
-    features = torch.randn(NUM_POINTS, 30, dtype=torch.double) / 30**0.5
-    prior = MultivariateNormal(
-        torch.zeros(NUM_POINTS, dtype=torch.double), features @ features.mT + eye(NUM_POINTS, 1e-3)
-    )
-    evidence = MultivariateNormal(prior.mean, prior.covariance_matrix + eye(NUM_POINTS, noise**2))
-    y = evidence.sample()
-    gain = torch.linalg.solve(evidence.covariance_matrix, prior.covariance_matrix).mT
-    covariance = prior.covariance_matrix - gain @ prior.covariance_matrix
-    posterior = MultivariateNormal(gain @ y, 0.5 * (covariance + covariance.mT))
-
-    def log_likelihood(f):
-        return torch.distributions.Normal(f.squeeze(-1), noise).log_prob(y).sum(-1).mean()
-
-    return prior, posterior, log_likelihood, evidence.log_prob(y)
-
-
-def test_with_few_draws_it_is_the_correction_that_makes_the_elbo_right():
-    prior, posterior, log_likelihood, log_evidence = linear_model()
-    elbos, uncorrected = [], []
-    for _ in range(100):
-        f = draws(posterior, 200)
-        elbos.append(log_likelihood(f) - GaussianKL()(f, POINTS, NormalPrior(prior)).value)
-        fitted = MultivariateNormal(f.mean((0, 2)), torch.cov(f.squeeze(-1).mT, correction=0))
-        uncorrected.append(log_likelihood(f) - kl_divergence(fitted, prior))
-    assert_mean_is(elbos, log_evidence)
-    assert float(log_evidence - torch.stack(uncorrected).mean()) == pytest.approx(0.23, abs=0.01)
-
-
 # Several outputs.
 
 
