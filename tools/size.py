@@ -151,11 +151,8 @@ def measure(package: Path) -> dict[str, float]:
     """Return every count by its name."""
     trees = syntax_trees(package)
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    names: list[str] = []
-    lines: list[str] = []
-    for path, tree in trees.items():
-        names += bound_names(tree)
-        lines += code_lines(path.read_text())
+    names_of_files = [[*bound_names(tree)] for tree in trees.values()]
+    lines = [line for path in trees for line in code_lines(path.read_text())]
     statements = sum(isinstance(node, ast.stmt) for node in nodes)
     return {
         "statements": statements,
@@ -165,8 +162,8 @@ def measure(package: Path) -> dict[str, float]:
         "tuple assignments": 100 * sum(map(assigns_several, nodes)) / statements,
         "Any": 100 * sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes) / statements,
         "long lines": 100 * sum(len(line) > COLUMNS for line in lines) / len(lines),
-        "vague names": vague_percentage(names),
-        "vague names in a file": max(vague_percentage([*bound_names(tree)]) for tree in trees.values()),
+        "vague names": vague_percentage([name for names in names_of_files for name in names]),
+        "vague names in a file": max(map(vague_percentage, names_of_files)),
     }
 
 

@@ -8,8 +8,7 @@ import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_radial import AutoMeanField, SupervisedModel, fit, predict
-from pyro_radial.infer import SampledNetwork
+from pyro_radial import AutoMeanField, SupervisedModel
 from pyro_radial.nn import BayesianModule, likelihoods
 from tests.helpers.networks import WithForce, at, call_with, draws_of
 
@@ -33,12 +32,6 @@ def differences(function, x, step=1e-5):
     return torch.cat([(function(x + own) - function(x - own)) / (2 * step) for own in steps], -1)
 
 
-def test_the_force_is_the_negative_of_central_differences():
-    outputs = network()(X)
-    torch.testing.assert_close(outputs["force"], -differences(network().net, X), rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(outputs["energy"], network().net(X))
-
-
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
 def test_each_draw_has_its_own_force(batching):
     bnn = BayesianModule(network())
@@ -49,33 +42,6 @@ def test_each_draw_has_its_own_force(batching):
         plain = bnn.to_module(at(draws, number))
         torch.testing.assert_close(together["force"][number], -differences(plain.net, X), rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(together["energy"][number], plain.net(X))
-
-
-def test_forces_train_the_weights_like_double_backward():
-    net = network()
-    (found,) = torch.autograd.grad(net(X)["force"].square().sum(), net.net[0].weight)
-    x = X.clone().requires_grad_()
-    (force,) = torch.autograd.grad(net.net(x).sum(), x, create_graph=True)
-    (expected,) = torch.autograd.grad(force.square().sum(), net.net[0].weight)
-    torch.testing.assert_close(found, expected)
-
-
-def test_a_quadratic_surface_is_learned_end_to_end():
-    torch.manual_seed(1)
-    x = torch.rand(40, 2) * 2 - 1
-    energy, force = x.square().sum(-1, keepdim=True) / 2, -x
-    net = WithForce(nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)))
-    model = model_of(net)
-    guide = AutoMeanField(model, init_stddev=0.01)
-    # Half of the forces are enough.
-    force[20:] = torch.nan
-    optim = lambda parameters: torch.optim.Adam(parameters, lr=0.02)  # noqa: E731
-    fit(model, guide, (x, {"energy": energy, "force": force}), epochs=250, optim=optim, seed=0, progress=False)
-    predictions = predict(model, guide, x[20:], num_samples=16)
-    # Always predicting the mean has errors of 0.25 and 0.58.
-    assert (predictions["energy"].mean - energy[20:]).square().mean().sqrt() < 0.1
-    assert (predictions["force"].mean + x[20:]).square().mean().sqrt() < 0.25
-    assert SampledNetwork(model, guide, 4).predict(x)["force"].samples.shape == (4, 40, 2)
 
 
 def test_local_reparameterization_draws_the_weights_and_says_so():

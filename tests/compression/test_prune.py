@@ -293,11 +293,6 @@ def test_bad_arguments_are_named(arguments, message):
         prune(*arguments(), 1.0)
 
 
-def test_a_path_of_one_cut_is_refused():
-    with pytest.raises(ValueError, match="num_cuts must be at least 2, got 1"):
-        prune(*untrained(), points(20), 1.0, num_cuts=1)
-
-
 def group_of(layer, scores, sections=1):
     return ChannelGroup(layer, torch.tensor(scores), sections)
 

@@ -229,11 +229,7 @@ def test_pyro_s_factorized_normals_are_parts_of_a_list():
         guide.append(AutoDiagonalNormal(poutine.block(model, hide=["a"])))
         return guide
 
-    def model():
-        a, b = pyro.sample("a", W), pyro.sample("b", W)
-        pyro.sample("y", dist.Normal(a + b, 1.0).to_event(1), obs=torch.ones(3))
-
-    chain = PriorChain(model)
+    chain = PriorChain(two_sites)
     untrained = chain.guide(guides)
     with pytest.raises(RuntimeError, match="AutoNormal has no parameters yet"):
         chain.advance(untrained)
@@ -243,8 +239,8 @@ def test_pyro_s_factorized_normals_are_parts_of_a_list():
     guide = train(chain, chain.guide(guides))
     chain.advance(guide)
     torch.testing.assert_close(chain.prior["a"].mean, guide[0].locs.a.detach())
-    torch.testing.assert_close(chain.prior["b"].mean, guide[1].loc.detach())
-    torch.testing.assert_close(chain.prior["b"].stddev, guide[1].scale.detach())
+    torch.testing.assert_close(chain.prior["w"].mean, guide[1].loc.detach())
+    torch.testing.assert_close(chain.prior["w"].stddev, guide[1].scale.detach())
 
 
 # Models with parameters of their own, optimizers, prediction

@@ -17,7 +17,6 @@ from scipy.special import digamma, gammaln
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.kl_formulas import to_radial
 from pyro_radial.distributions.kl_formulas.shared import num_directions
 from tests.helpers.distributions import FAMILIES, assert_kl_is_that_of_samples, kl_of
 
@@ -155,20 +154,6 @@ def test_one_call_is_within_a_percent(family, dim, length):
         values = independent_calls(family, ratio, shift_of_length(length, dim), 40)
         # Over 40 calls a standard deviation is known to 11 %; none of these is close to the limit.
         assert float(values.std()) <= 0.01 * max(100.0, float(values.mean()))
-
-
-@pytest.mark.parametrize(("family", "dim"), [("radial", 50), ("normal", 20)])
-def test_a_shrunk_parabola_is_quieter_than_a_whole_one(family, dim, monkeypatch):
-    distributions = [(spread_ratios(dim), shift_of_length(float(i % 2), dim)) for i in range(20)]
-
-    def noise():
-        stddevs = [independent_calls(family, *distribution, 40).std() for distribution in distributions]
-        return float(torch.stack(stddevs).square().mean().sqrt())
-
-    shrunk = noise()
-    monkeypatch.setattr(to_radial, "shrinkage", lambda _: 1.0)
-    # The ratio of the two is near 0.55 in the mean over many distributions.
-    assert shrunk < 0.8 * noise()
 
 
 @pytest.mark.parametrize("length", [1e-4, 1e-5])

@@ -11,11 +11,9 @@ import torch
 from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from torch import nn
 
-from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, TermsELBO
 from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import (
-    BetweenRows,
     FunctionalELBO,
     GaussianKL,
     GaussianProcess,
@@ -25,7 +23,6 @@ from pyro_radial.functional import (
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.poutine import local_reparameterization
 from tests.helpers.devices import CountHostReads
-from tests.helpers.programs import Graphed
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
 KEPT = torch.randn(5, 3)
@@ -123,25 +120,6 @@ def test_local_reparameterization_leaves_both_terms_as_they_are(make, guide_type
         found.append((elbo.terms.kl, elbo.terms.weight_space_kl))
         assert math.isfinite(elbo.terms.negative_log_likelihood)
     torch.testing.assert_close(*found)
-
-
-def test_a_step_under_a_recorded_graph_is_the_step_as_it_is():
-    chain, guide, process = second_task(AutoRadial, convolutional)
-    elbo = loss_of(process, weight_space_kl=0.3)
-    elbo.measurement_points = BetweenRows(torch.randn(20, 3), 5)
-    captured = Graphed(chain, guide, elbo, compile=False)
-    for seed in (1, 2):
-        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured.graphs, seed)
-        assert error <= 1e-6
-        as_it_is = elbo.terms
-        pyro.set_rng_seed(seed)
-        value, _ = captured((X, Y), {})
-        terms = elbo.terms
-        assert terms.weight_space_kl_by_site.keys() == as_it_is.weight_space_kl_by_site.keys()
-        torch.testing.assert_close(terms.weight_space_kl, as_it_is.weight_space_kl)
-        torch.testing.assert_close(terms.loss, value)
-    assert not captured.eager_reasons
-    assert len(captured.programs) == 1
 
 
 def test_a_loss_reads_nothing_on_the_host():

@@ -172,17 +172,6 @@ class TestTraining:
 
 
 class TestDraws:
-    def test_vectorized_particles_have_the_density_of_each_particle_alone(self):
-        model, (x, y) = classifier(), data(10)
-        guide = AutoNormal(model, init_scale=0.3)
-        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
-        together, _ = next(elbo._get_traces(model, guide, (x, y), {}))
-        alone = torch.zeros(())
-        for index in range(3):
-            draw = {site: together.nodes[site]["value"][index, 0] for site in model.bnn.sites}
-            alone = alone + poutine.trace(poutine.condition(model, data=draw)).get_trace(x, y).log_prob_sum()
-        torch.testing.assert_close(together.log_prob_sum(), alone, rtol=1e-5, atol=1e-3)
-
     @pytest.mark.parametrize(("parallel", "num_samples"), [(False, 6), (True, 1), (True, 6)])
     def test_predictive_gives_draws_of_the_function(self, parallel, num_samples):
         model, (x, y) = classifier(), data(10)
@@ -227,13 +216,6 @@ class TestToModule:
         assert plain.state_dict().keys() == net.state_dict().keys()
         assert all(p.requires_grad and p.is_leaf and p.device.type == "cpu" for p in plain.parameters())
         assert not plain.training
-
-    def test_draws_of_a_guide_and_its_median_are_accepted(self):
-        model, (x, y) = classifier(), data()
-        guide = AutoNormal(model)
-        for draw in (guide(x, y), guide.median()):
-            plain = model.bnn.to_module(draw)
-            torch.testing.assert_close(plain(x), call_with(model.bnn, draw, x))
 
     def test_it_makes_no_site_in_a_model_around_it(self):
         bnn = BayesianModule(normed_mlp())

@@ -14,7 +14,7 @@ from pyro.infer import SVI
 from torch import nn
 
 from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO, diagnose, fit, predict
-from pyro_radial.infer import Prediction
+from pyro_radial.infer import Prediction, SampledNetwork
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.likelihoods import MISSING_LABEL
 from tests.helpers.networks import Net
@@ -121,6 +121,7 @@ def test_fit_validates_and_predicts_by_name():
     assert {name: p.samples.shape for name, p in predictions.items()} == {"height": (5, 6, 2), "kind": (5, 6, 3)}
     assert predictions["height"].noise["scale"].tolist() == [[0.5]] * 5
     assert predictions["kind"].entropy.shape == (6,)
+    assert SampledNetwork(model, guide, 4).predict(X)["kind"].samples.shape == (4, 6, 3)
 
 
 def test_the_joint_density_averages_products_over_draws():

@@ -74,14 +74,6 @@ def test_learned_scales_are_trained_with_the_guide(form):
     assert all(abs(scale - 1.0) > 1e-3 for scale in scales)
 
 
-def test_the_density_under_a_random_scale_is_that_of_scale_and_weight():
-    bnn = BayesianModule(nn.Linear(3, 2, bias=False), HyperScale(0.7))
-    draw = {"weight_prior_scale": torch.tensor(0.4), "weight": torch.randn(2, 3)}
-    trace = poutine.trace(poutine.condition(bnn, data=draw)).get_trace(X)
-    expected = stats.halfnorm.logpdf(0.4, scale=0.7) + stats.norm.logpdf(draw["weight"], 0, 0.4).sum()
-    assert trace.log_prob_sum().item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_each_particle_has_a_random_scale_of_its_own():
     bnn = BayesianModule(nn.Linear(3, 2), HyperScale())
     with pyro.plate("particles", 4, dim=-2):

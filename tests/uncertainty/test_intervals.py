@@ -10,8 +10,6 @@ from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import crps_from_draws, interval_coverage, quantile_calibration
 
-LEVELS = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
-
 
 def test_coverage_worked_by_hand():
     lower, upper = torch.tensor([0.0, 0.0, 0.0, 0.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -29,21 +27,6 @@ def test_calibration_worked_by_hand():
     assert curve.frequency.tolist() == [0.0, 0.5, 0.5]
     assert curve.count == 2
     assert curve.error.item() == pytest.approx((0.1 + 0.0 + 0.3) / 3)
-
-
-def test_a_prediction_of_the_right_model_is_calibrated():
-    """Functions and targets of one distribution: the quantiles of all cover what they promise."""
-    functions, points = 200, 2000
-    offsets = torch.randn(functions + 1, points, 1)
-    y = offsets[-1] + 0.5 * torch.randn(points, 1)
-    prediction = Prediction(offsets[:-1], likelihoods.Gaussian(), {"scale": torch.full((functions, 1), 0.5)})
-    quantiles = prediction.quantiles(LEVELS, num_targets=2)
-    curve = quantile_calibration(quantiles, LEVELS, y)
-    # Binomial errors of the shares, and one draw of the 400 that the rank of a level may be off by.
-    tolerance = 4 * (LEVELS * (1 - LEVELS) / points).sqrt() + 1 / 400
-    assert ((curve.frequency - LEVELS).abs() < tolerance).all()
-    covered = interval_coverage(quantiles[:2], quantiles[3:].flip(0), y)
-    assert covered.tolist() == pytest.approx([0.9, 0.5], abs=4 * 0.5 / math.sqrt(points) + 1 / 200)
 
 
 DOUBLE = {"dtype": torch.float64}

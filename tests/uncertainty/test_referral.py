@@ -46,15 +46,6 @@ def test_the_score_is_that_of_the_most_certain_points(score):
         assert value == pytest.approx(float(score(probs[kept], labels[kept])))
 
 
-def test_an_uncertainty_that_knows_makes_better_and_one_that_does_not_leaves_level():
-    probs, labels = simulate(2000, 3)
-    known = referral_curve(accuracy, probs, labels, 1 - probs.amax(-1), num_resamples=50)
-    assert (known.score.diff() > 0.02).all()
-    unknown = referral_curve(accuracy, probs, labels, torch.rand(2000), num_resamples=50)
-    # Differences of accuracies of nested sets: their variance is less than p (1 - p) / N over the share left.
-    assert ((unknown.score - unknown.score[0]).abs() < 4 * math.sqrt(0.25 / 2000 / 0.7)).all()
-
-
 def test_bootstrap_errors_are_those_of_the_mean():
     """Nothing referred, the score is a mean, whose standard error is known; so nearly is that of a random half."""
     number, resamples = 400, 1000

@@ -17,7 +17,7 @@ from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 
 def by_hand(distribution, link, y, samples):
-    """Mean, variance and log density of each point, draw by draw in double precision."""
+    """Mean, variance within and between draws, and log density of each point, draw by draw in double precision."""
     means, variances, densities = [], [], []
     for s in range(len(samples)):
         observation = distribution(s, samples[s].double())
@@ -26,7 +26,7 @@ def by_hand(distribution, link, y, samples):
         densities.append(observation.log_prob(y.double()).reshape(len(y), -1).sum(-1).exp())
     means, variances = torch.stack(means), torch.stack(variances)
     spread = (means - means.mean(0)).square().mean(0)
-    return means.mean(0), variances.mean(0) + spread, torch.stack(densities).mean(0).log()
+    return means.mean(0), variances.mean(0), spread, torch.stack(densities).mean(0).log()
 
 
 def test_joined_predictions_are_their_equal_mixture():
@@ -100,13 +100,15 @@ def test_mean_variance_and_log_density_are_those_computed_by_hand(kind):
     def distribution_of(s, f):
         return distribution(s, f, prediction.noise)
 
-    mean, variance, log_density = by_hand(
+    mean, within, between, log_density = by_hand(
         distribution_of, lambda s, f: distribution_of(s, f).mean, y, prediction.samples
     )
     assert prediction.mean.shape == prediction.variance.shape == (POINTS, 1)
     # Single against double precision: a few roundings of 6e-8 each, ten times that where exponents grow the error.
     assert torch.allclose(prediction.mean.double(), mean, rtol=1e-5, atol=1e-6)
-    assert torch.allclose(prediction.variance.double(), variance, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.aleatoric_variance.double(), within, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.epistemic_variance.double(), between, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.variance.double(), within + between, rtol=1e-5, atol=1e-6)
     assert torch.allclose(prediction.log_prob(y).double(), log_density, rtol=1e-4, atol=1e-5)
     # [N] stands for [N, 1].
     assert torch.equal(prediction.log_prob(y.squeeze(-1)), prediction.log_prob(y))
@@ -128,38 +130,6 @@ def test_class_probabilities_entropy_and_information_are_those_computed_by_hand(
     assert torch.allclose(prediction.log_prob(y).double(), mean[torch.arange(POINTS), y].log(), atol=1e-5)
     with pytest.raises(ValueError, match="labels of classes, which have no variance"):
         _ = prediction.variance
-
-
-def test_probabilities_are_averaged_over_draws_before_the_log_and_points_after_it():
-    """At two draws and two points every other order of the three steps gives another number."""
-    p = torch.tensor([[0.9, 0.2], [0.1, 0.6]])  # [draws, points]
-    prediction = Prediction((p / (1 - p)).log().unsqueeze(-1), likelihoods.Bernoulli(num_data=2))
-    log_prob = prediction.log_prob(torch.ones(2, 1))
-    assert log_prob.tolist() == pytest.approx([math.log(0.5), math.log(0.4)], rel=1e-5)
-    swapped = torch.tensor([0.55, 0.35]).log().mean().item()
-    logs = p.log().mean().item()
-    assert abs(log_prob.mean().item() - swapped) > 1e-2
-    assert abs(log_prob.mean().item() - logs) > 1e-2
-
-
-@pytest.mark.parametrize("kind", REGRESSION)
-def test_the_parts_of_the_variance_are_those_of_targets_drawn(kind):
-    """Within and between functions, as an analysis of variance of many targets of each finds them."""
-    likelihood, y, _ = REGRESSION[kind]
-    model, guide = problem(likelihood, nn.Linear(2, 2 if kind == "heteroscedastic" else 1), y)
-    prediction = draws(model, guide, num_samples=5)
-    number = 2_000
-    targets = prediction.sample_targets(number).reshape(number, 5, POINTS, 1).double()
-    within, between = targets.var(0).mean(0), targets.mean(0).var(0, unbiased=False)
-    # Five standard errors of a sample variance of normal numbers, sqrt(2 / number), for each of the draws; counts have
-    # heavier tails, and the smaller their rate the more so.
-    tolerance = (25 if kind == "poisson" else 5) * math.sqrt(2 / number)
-    torch.testing.assert_close(prediction.aleatoric_variance.double(), within, rtol=tolerance, atol=1e-4)
-    # The means of the draws are known to sqrt(variance / number) each.
-    error = 5 * (prediction.variance.double() / number).sqrt()
-    gap = (prediction.epistemic_variance.double().sqrt() - between.sqrt()).abs()
-    assert (gap < error).all()
-    assert torch.allclose(prediction.variance, prediction.aleatoric_variance + prediction.epistemic_variance)
 
 
 def test_draws_of_targets_are_those_of_their_functions():

@@ -279,15 +279,6 @@ def compiled(served, backend):
     return torch.compile(served, backend=backend, fullgraph=True)
 
 
-# Of nn.LSTM torch makes no graph.
-@pytest.mark.parametrize("kind", ["batch norm and dropout"])
-def test_a_compiler_takes_it_as_one_graph(kind):
-    net, x = NETWORKS[kind]
-    served = sampled(*problem(net, x), chunk_size=3)
-    with torch.no_grad():
-        torch.testing.assert_close(call(compiled(served, "aot_eager"), x), call(served, x), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("how", ["vmap", "compiled", "exported"])
 @recent_compiler
 def test_adapters_inside_the_fast_path_of_a_transformer_are_called(how):
