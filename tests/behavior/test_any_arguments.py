@@ -31,38 +31,24 @@ def tensors(draw):
 ANYTHING = st.one_of(tensors(), tensors(), NUMBERS)
 
 
-def made(name, make, *arguments):
-    """What it makes, or None for a ValueError or TypeError that says which argument."""
+MADE = {
+    RadialNormal: {"loc": ANYTHING, "scale": ANYTHING, "event_dim": st.integers(-1, 4)},
+    VonMisesFisherStable: {"loc": tensors(), "concentration": ANYTHING},
+    HypersphericalUniform: {"dim": st.integers(-3, 5), "batch_shape": SHAPES, "like": st.none() | tensors()},
+    half_cauchy_factors: {"scale": ANYTHING},
+}
+
+
+@pytest.mark.parametrize("make", MADE)
+@fuzzed
+@given(st.data())
+def test_anything_is_taken_or_the_argument_named(make, data):
+    message = None
     try:
-        return make(*arguments)
+        make(**{name: data.draw(values) for name, values in MADE[make].items()})
     except (ValueError, TypeError) as error:
         message = str(error)
-    assert any(word in message for word in name.split()), message
-    return None
-
-
-@fuzzed
-@given(ANYTHING, ANYTHING, st.integers(-1, 4))
-def test_radial_normal_takes_anything_or_says_what_it_does_not(loc, scale, event_dim):
-    made("loc scale event_dim", RadialNormal, loc, scale, event_dim)
-
-
-@fuzzed
-@given(tensors(), ANYTHING)
-def test_von_mises_fisher_takes_anything_or_says_what_it_does_not(loc, concentration):
-    made("loc concentration", VonMisesFisherStable, loc, concentration)
-
-
-@fuzzed
-@given(st.integers(-3, 5), SHAPES, st.one_of(st.none(), tensors()))
-def test_the_uniform_takes_anything_or_says_what_it_does_not(dim, batch_shape, like):
-    made("dim batch_shape like", lambda *a: HypersphericalUniform(a[0], a[1], like=a[2]), dim, batch_shape, like)
-
-
-@fuzzed
-@given(ANYTHING)
-def test_the_half_cauchy_takes_anything_or_says_what_it_does_not(scale):
-    made("scale", half_cauchy_factors, scale)
+    assert message is None or any(name in message for name in MADE[make]), message
 
 
 # --- finite numbers from arguments of the dtype's ordinary range

@@ -12,7 +12,6 @@ from scipy.special import erfc, exp1
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.radial_marginal import radial_marginal_mass, radial_marginal_tail
 
 
 def constant(scale, dim, dtype):
@@ -57,10 +56,3 @@ def test_quantiles_far_in_the_tail_have_their_mass_outside(probability):
     radial = float(three.marginal_quantiles([probability])[0, 0])
     # The difference above cancels down to one part in the square of the half width.
     assert 0.5 * marginal_tail_in_three_dimensions(-radial) == pytest.approx(probability, rel=1e-7)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 30, 10**5])
-def test_mass_and_tail_make_one(dim):
-    for sds in (0.01, 0.5, 3.0):
-        half_width = sds * dim**-0.5
-        assert radial_marginal_mass(half_width, dim) + radial_marginal_tail(half_width, dim) == pytest.approx(1.0)

@@ -20,7 +20,6 @@ NAN, INF = math.nan, math.inf
 X = torch.linspace(0, 1, 5).unsqueeze(-1)
 Y = torch.tensor([0.1, 0.4, 0.2, 0.3, 0.5])
 F = torch.linspace(-1, 1, 15).reshape(3, 5, 1).sin()
-SAMPLES = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
 
 def process():

@@ -7,25 +7,12 @@ import torch
 
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import expand_copy, leaf
+from tests.helpers.distributions import Halves
 
 
 def test_a_transformed_distribution_is_a_leaf_of_its_own():
     distribution = dist.TransformedDistribution(dist.Normal(0.0, 1.0), [dist.transforms.SigmoidTransform()])
     assert leaf(distribution) is distribution
-
-
-class Halves(dist.TorchDistribution):
-    """A distribution without an ``expand`` of its own: Pyro's general one changes in place when it is done again."""
-
-    arg_constraints = {}
-    support = dist.constraints.real
-    has_rsample = True
-
-    def __init__(self):
-        super().__init__(validate_args=False)
-
-    def rsample(self, sample_shape=torch.Size()):
-        return torch.full(sample_shape, 0.5)
 
 
 EXPANDED = {

@@ -16,6 +16,20 @@ from pyro_radial.distributions import RadialNormal
 FAMILIES = ["radial", "normal"]
 
 
+class Halves(dist.TorchDistribution):
+    """A distribution without an ``expand`` of its own: Pyro's general one changes in place when it is done again."""
+
+    arg_constraints = {}
+    support = dist.constraints.real
+    has_rsample = True
+
+    def __init__(self):
+        super().__init__(validate_args=False)
+
+    def rsample(self, sample_shape=torch.Size()):
+        return torch.full(sample_shape, 0.5)
+
+
 def parameters(*shape, dtype=torch.double):
     """A location and a scale of each of the two distributions."""
     return [make(*shape, dtype=dtype) + low for make, low in ((torch.randn, 0.0), (torch.rand, 0.3)) * 2]

@@ -35,7 +35,8 @@ OPTIONS = {
     "progress": False,
 }
 ROWS = 24  # of each task to learn from.
-HALVES = {"first": slice(ROWS), "second": slice(ROWS, None)}
+
+
 CORESET = Coreset(6, fit_options={"epochs": 1})
 
 

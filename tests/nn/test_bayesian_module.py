@@ -14,6 +14,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, priors
+from tests.helpers.distributions import Halves
 from tests.helpers.networks import Net, call_with, classifier, data, draws_of, mlp, normed_mlp
 from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 
@@ -71,18 +72,7 @@ class TestPriors:
         torch.testing.assert_close(values["bias"], torch.tensor([5.0, 6.0]), atol=1e-2, rtol=0)
 
     def test_a_distribution_whose_expand_works_in_place_stays_as_it_is(self):
-        class Plain(dist.TorchDistribution):
-            arg_constraints = {}
-            support = dist.constraints.real
-            has_rsample = True
-
-            def rsample(self, sample_shape=torch.Size()):
-                return torch.randn(sample_shape)
-
-            def log_prob(self, value):
-                return -0.5 * value**2
-
-        bnn = BayesianModule(nn.Linear(3, 2), Plain())
+        bnn = BayesianModule(nn.Linear(3, 2), Halves())
         with pyro.plate("draws", 4):
             assert bnn.sample_parameters()["weight"].shape == (4, 2, 3)
         assert bnn.sample_parameters()["weight"].shape == (2, 3)

@@ -83,17 +83,8 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("metric", [accuracy, brier_score, expected_calibration_error, reliability])
-def test_arrays_and_tables_are_named_and_the_way_to_a_tensor(metric):
-    class DataFrame:
-        def to_numpy(self):
-            return None
-
+def test_arrays_are_named(metric):
     probs, labels = simulate(20, 2)
-    for wrong, message in (
-        (probs.numpy(), r"ndarray, which torch\.as_tensor"),
-        (DataFrame(), r"DataFrame, whose to_n"),
-    ):
-        with pytest.raises(ValueError, match=f"probs must be a Tensor, got {message}"):
-            metric(wrong, labels)
-    with pytest.raises(ValueError, match=r"labels must be a Tensor, got ndarray, which torch\.as_tensor"):
-        metric(probs, labels.numpy())
+    for name, arguments in (("probs", (probs.numpy(), labels)), ("labels", (probs, labels.numpy()))):
+        with pytest.raises(ValueError, match=f"{name} must be a Tensor, got ndarray"):
+            metric(*arguments)

@@ -150,17 +150,13 @@ class TestBadInput:
         with pytest.raises(ValueError, match="num_outputs must be 1, the network's, got 4"):
             ask(torch.zeros(3, 2), 4)
 
-    @pytest.mark.parametrize("change", ["detach", "round", "none"])
-    def test_what_cannot_be_differentiated_is_named(self, change):
+    def test_what_cannot_be_differentiated_is_named(self):
         def model(x):
             w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-            f = x @ w
-            if change != "none":
-                pyro.deterministic("f", f.detach() if change == "detach" else (f > 0).long())
+            pyro.deterministic("f", (x @ w).detach())
 
         ask = PosteriorProcess(model, {"w": dist.Normal(torch.zeros(2), 1.0).to_event(1)}).moments
-        words = {"detach": "can be differentiated in its weights", "round": "real values", "none": "got none; record"}
-        with pytest.raises(ValueError, match=f"^model must.*{words[change]}"):
+        with pytest.raises(ValueError, match=r"^model must.*can be differentiated in its weights"):
             ask(torch.zeros(3, 2))
 
     def test_a_network_that_looks_at_values_is_named(self):

@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.autograd.functional import jacobian
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
@@ -134,16 +134,6 @@ def test_the_probit_needs_no_draws():
     scaled = mean / (1 + math.pi / 8 * covariance.diagonal(dim1=1, dim2=2)).sqrt()
     torch.testing.assert_close(prediction.samples, scaled[None].to(prediction.samples), rtol=1e-4, atol=1e-5)
     assert float(prediction.mutual_information.abs().max()) == 0.0
-
-
-# ---------------------------------------------------------------------------------------- models, guides and outputs
-
-
-def test_a_chain_predicts_as_its_model():
-    model, guide = problem()
-    chain = PriorChain(model)
-    chain.advance(guide.posterior())
-    assert torch.equal(linearized(chain, guide).samples, linearized(model, guide).samples)
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
