@@ -102,13 +102,8 @@ def test_seeded_numbers_are_drawn_by_one_thread_alone():
         assert all(torch.equal(draw, expected[seed]) for draw in draws)
 
 
-def test_a_block_within_a_block_does_not_wait_for_itself():
-    with one_at_a_time(), one_at_a_time():
-        pass
-
-
-def test_a_block_that_fails_lets_the_next_one_in():
-    with pytest.raises(ZeroDivisionError), one_at_a_time():
+def test_a_block_does_not_wait_for_itself_and_lets_the_next_one_in_if_it_fails():
+    with pytest.raises(ZeroDivisionError), one_at_a_time(), one_at_a_time():
         raise ZeroDivisionError
     assert at_once(_enter, [0]) == [True]
 

@@ -3,15 +3,12 @@
 
 """Calls of ``pyro_radial.distributions``."""
 
-import math
-
 import pyro.distributions as dist
 import torch
 
 from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from tests.calls.sweep import Row, some
 
-NAN, INF = math.nan, math.inf
 UNIT = torch.tensor([0.6, 0.8, 0.0])
 REAL = dist.Normal(torch.zeros(3), 1.0).to_event(1)
 MAKERS = {

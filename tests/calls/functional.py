@@ -16,7 +16,7 @@ from pyro_radial.functional import FunctionPrior, GaussianProcess, PosteriorProc
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Row, some
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
 X = torch.linspace(0, 1, 5).unsqueeze(-1)
 Y = torch.tensor([0.1, 0.4, 0.2, 0.3, 0.5])
 F = torch.linspace(-1, 1, 15).reshape(3, 5, 1).sin()

@@ -26,6 +26,7 @@ from pyro_radial.compression.prune import (
 )
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
+from tests.helpers.networks import Net
 
 X = torch.zeros(1, 3)
 
@@ -74,27 +75,16 @@ class Attention(nn.Module):
         return self.head((stream + self.down(relu(self.up(stream)))).mean(1))
 
 
-class Encoder(nn.Module):
+def encoder():
     """Torch's own layer, of two heads."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 6, batch_first=True)
-
-    def forward(self, x):
-        return self.head(self.layer(self.embed(x)).mean(1))
+    layers = {"embed": nn.Linear(3, 8), "layer": nn.TransformerEncoderLayer(8, 2, 6, batch_first=True)}
+    return Net(lambda net, x: net.head(net.layer(net.embed(x)).mean(1)), **layers, head=nn.Linear(8, 2))
 
 
-class SkipFromInputs(nn.Module):
+def skip_from_inputs():
     """A network whose last hidden layer must fit the inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down, self.head = nn.Linear(4, 7), nn.Linear(7, 4), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.head(x + self.down(relu(self.up(x))))
+    layers = {"up": nn.Linear(4, 7), "down": nn.Linear(7, 4), "head": nn.Linear(4, 2)}
+    return Net(lambda net, x: net.head(x + net.down(relu(net.up(x)))), **layers)
 
 
 def lenet():
@@ -121,8 +111,8 @@ NETWORKS = {
         },
     ),
     "attention": (Attention, (5, 3), {"down": ["queries", "keys", "values", "up", "head"], "up": ["down"]}),
-    "encoder": (Encoder, (5, 3), {"layer.linear1": ["layer.linear2"], "layer.linear2": None}),
-    "inputs": (SkipFromInputs, (4,), {"up": ["down"]}),
+    "encoder": (encoder, (5, 3), {"layer.linear1": ["layer.linear2"], "layer.linear2": None}),
+    "inputs": (skip_from_inputs, (4,), {"up": ["down"]}),
 }
 
 
@@ -217,7 +207,7 @@ def test_networks_of_all_kinds_are_pruned_within_the_tolerance(case):
 
 @torch.no_grad()
 def test_each_head_loses_as_many_channels():
-    model, guide = untrained(Encoder(), torch.zeros(2, 5, 3))
+    model, guide = untrained(encoder(), torch.zeros(2, 5, 3))
     x = torch.randn(20, 5, 3)
     result = prune(model, guide, (x, torch.arange(20) % 2), 100.0, num_cuts=9)
     assert result.network.layer.self_attn.head_dim == result.network.layer.norm1.normalized_shape[0] / 2 == 1

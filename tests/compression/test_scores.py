@@ -19,6 +19,7 @@ from pyro_radial.compression import PosteriorImportance
 from pyro_radial.compression.scores import Scores, tensor_scores
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.nn.priors.radial_directional import TensorSites
+from tests.helpers.networks import Net
 
 IMAGES = torch.zeros(1, 2, 3, 3)
 
@@ -79,18 +80,16 @@ def test_other_posteriors_are_scored_by_their_signal_to_noise_ratio(family):
         torch.testing.assert_close(values, expected, atol=4 * 0.5 * (2 / 1_000) ** 0.5, rtol=0)
 
 
-class Skip(nn.Module):
+def skip():
     """Two layers write four channels, and three read them."""
 
-    def __init__(self):
-        super().__init__()
-        self.linear1, self.linear2 = nn.Linear(3, 4), nn.Linear(4, 4)
-        self.conv, self.transposed = nn.Conv1d(4, 2, 1), nn.ConvTranspose1d(4, 2, 1)
+    def call(net, x):
+        stream = net.linear1(x)
+        stream = (stream + net.linear2(stream)).unsqueeze(-1)
+        return net.conv(stream) + net.transposed(stream)
 
-    def forward(self, x):
-        stream = self.linear1(x)
-        stream = (stream + self.linear2(stream)).unsqueeze(-1)
-        return self.conv(stream) + self.transposed(stream)
+    layers = {"conv": nn.Conv1d(4, 2, 1), "transposed": nn.ConvTranspose1d(4, 2, 1)}
+    return Net(call, linear1=nn.Linear(3, 4), linear2=nn.Linear(4, 4), **layers)
 
 
 def with_scores(net, scores):
@@ -114,7 +113,7 @@ def test_a_channel_has_the_mean_of_the_largest_score_that_writes_it_and_the_larg
     columns = {"linear2": torch.tensor([0.0, 0.0, 0.0, 9.0]), "conv": torch.tensor([1.0, 7.0, 1.0, 1.0])}
     # The inputs of a transposed convolution are the rows of its weight.
     rows["transposed"] = torch.tensor([0.0, 0.0, 3.0, 0.0])
-    net = Skip()
+    net = skip()
     group = first_group(net, torch.zeros(2, 3))
     scores = with_scores(net, Scores(rows, columns))(group)
     assert scores.tolist() == [(5 + 1) / 2, (2 + 7) / 2, (3 + 3) / 2, (4 + 9) / 2]

@@ -59,10 +59,7 @@ def test_bad_arguments_are_named(x, size, message):
         (torch.tensor([0.0]), "index must be integers"),
         (torch.tensor([True, False, False]), "index must be integers"),
         (torch.tensor([[0]]), "index must be integers of shape"),
-        (
-            torch.tensor([], dtype=torch.int64),
-            "index must hold from 1 to 2 of 3 rows, each once .*, got 0",
-        ),
+        (torch.tensor([], dtype=torch.int64), "index must hold from 1 to 2 of 3 rows, each once .*, got 0"),
         (torch.tensor([0, 1, 2]), "index must hold from 1 to 2"),
         (torch.tensor([3]), "got 1 with 1 different rows from 3 to 3"),
         (torch.tensor([-1]), "from -1 to -1"),

@@ -43,27 +43,25 @@ def test_rows_are_added_one_by_one():
     assert done.with_row(1, [0.5, 0.5]).values[1].isnan().tolist() == [False, False, True]
 
 
-def test_one_task_has_an_accuracy_but_no_transfer():
-    one = AccuracyMatrix(torch.tensor([[0.5]]), ("only",))
-    assert one.average_accuracy == 0.5
-    for measure in ("backward_transfer", "forgetting"):
-        with pytest.raises(ValueError, match=f"{measure}: names must hold at least two tasks, got 1"):
-            getattr(one, measure)
+EMPTY = AccuracyMatrix.empty(NAMES)
+UNMEASURED = {
+    "one task": (AccuracyMatrix(torch.tensor([[0.5]]), ("only",)), 0.5, "names must hold at least two tasks, got 1"),
+    "learned together": (EMPTY.with_row(2, FULL[2]), 0.6, "row 0, after learning 'a', must be measured"),
+    "unfinished": (
+        EMPTY.with_row(0, FULL[0]).with_row(1, FULL[1]),
+        None,
+        "row 2, after learning 'c', must be measured",
+    ),
+}
 
 
-def test_measures_of_the_end_need_the_end():
-    unfinished = AccuracyMatrix.empty(NAMES).with_row(0, FULL[0]).with_row(1, FULL[1])
-    for measure in ("average_accuracy", "backward_transfer", "forgetting"):
-        with pytest.raises(ValueError, match="row 2, after learning 'c', must be measured"):
-            getattr(unfinished, measure)
-
-
-def test_tasks_learned_together_have_the_last_row_alone():
-    together = AccuracyMatrix.empty(NAMES).with_row(2, [0.5, 0.6, 0.7])
-    assert together.average_accuracy == pytest.approx(0.6)
-    for measure in ("backward_transfer", "forgetting"):
-        with pytest.raises(ValueError, match="row 0, after learning 'a', must be measured"):
-            getattr(together, measure)
+@pytest.mark.parametrize(("measured", "accuracy", "message"), UNMEASURED.values(), ids=UNMEASURED)
+def test_measures_that_need_more_rows_say_which(measured, accuracy, message):
+    if accuracy is not None:
+        assert measured.average_accuracy == pytest.approx(accuracy)
+    for measure in ("backward_transfer", "forgetting") + (("average_accuracy",) if accuracy is None else ()):
+        with pytest.raises(ValueError, match=message):
+            getattr(measured, measure)
 
 
 def test_forward_transfer_worked_by_hand():

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
-from torch.distributions import biject_to, constraints, kl_divergence
+from torch.distributions import biject_to, constraints
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from pyro_radial import (
@@ -20,7 +20,6 @@ from pyro_radial import (
     TermsELBO,
     fit,
 )
-from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn import likelihoods
 
@@ -52,12 +51,6 @@ def mean_field(x, y, mean, variance):
     """The nearest normal by element: the exact mean, and variances from the diagonal of the precision."""
     mean, precision = exact(x, y, mean, variance)
     return mean, 1 / precision.diagonal(dim1=-2, dim2=-1)
-
-
-def expected_loss(posterior, x, y, mean, variance):
-    """The negative ELBO under a prior by element, up to a constant, of weights that are not correlated."""
-    squares = (y - x @ posterior.mean.T).square() + x.square() @ posterior.variance.T
-    return 0.5 * squares.sum() / NOISE**2 + kl_divergence(posterior, dist.Normal(mean, variance.sqrt()).to_event(2))
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.5])
@@ -106,21 +99,6 @@ def test_a_weight_needs_normals_under_the_same_transforms():
     other = dist.TransformedDistribution(dist.Normal(0.0, 0.5), [biject_to(constraints.interval(0.0, 3.0))])
     with pytest.raises(ValueError, match=r"site 'z': weight must be 1\.0"):
         chain.advance({"z": other})
-
-
-@pytest.mark.parametrize("event_dim", [1, 2], ids=["a radius a row", "a radius"])
-def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim):
-    r"""Of D elements that share a radius, :math:`\sigma = \sqrt{D} s`, as its loss is stationary there."""
-    batch = stream()[0]
-    prior = torch.randn(SHAPE, dtype=torch.double), 0.1 + torch.rand(SHAPE, dtype=torch.double)
-    mean, variance = mean_field(*batch, *prior)
-    elements = INPUTS if event_dim == 1 else INPUTS * OUTPUTS
-    loc, scale = (value.requires_grad_() for value in (mean, (elements * variance).sqrt()))
-    posterior = RadialNormal(loc, scale, event_dim=event_dim).to_event(2 - event_dim)
-    torch.testing.assert_close(posterior.variance, variance)
-    expected_loss(posterior, *batch, *prior).backward()
-    for parameter in (loc, scale):
-        torch.testing.assert_close(parameter.grad, torch.zeros_like(loc), rtol=0.0, atol=1e-10)
 
 
 def test_a_chain_with_local_reparameterization_ends_at_the_mean_field_recursion():

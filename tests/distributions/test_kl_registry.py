@@ -23,7 +23,7 @@ def subclasses(cls):
 
 
 SIZE = 4
-VECTOR, MATRIX = (SIZE,), (SIZE, SIZE)
+VECTOR = (SIZE,)
 
 
 def normal(*shape):
@@ -39,7 +39,6 @@ TRANSFORMS = {
     "affine": (lambda: T.AffineTransform(1.0, 2.0), normal(*VECTOR)),
     "cat": (lambda: T.CatTransform([T.ExpTransform(), T.SigmoidTransform()], -1, [2, 2]), normal(*VECTOR)),
     "compose": (lambda: T.ComposeTransform([T.ExpTransform(), T.AffineTransform(0.0, 2.0)]), normal()),
-    "cdf": (lambda: T.CumulativeDistributionTransform(dist.Normal(0.0, 1.0)), normal()),
     "exp of a gamma": (T.ExpTransform, dist.Gamma(torch.ones(SIZE), 1.0).to_event(1)),
     "log": (lambda: T.ExpTransform().inv, dist.Gamma(torch.ones(SIZE), 1.0).to_event(1)),
     "independent": (lambda: T.IndependentTransform(T.ExpTransform(), 1), normal(*VECTOR)),
@@ -51,10 +50,6 @@ TRANSFORMS = {
     "affine coupling": (lambda: T.affine_coupling(SIZE), normal(*VECTOR)),
     "batch norm": (lambda: T.batchnorm(SIZE).eval(), normal(*VECTOR)),
     "cholesky affine": (lambda: T.LowerCholeskyAffine(torch.zeros(SIZE), 2 * torch.eye(SIZE)), normal(*VECTOR)),
-    "normalize": (T.Normalize, normal(*VECTOR)),
-    "permute": (lambda: T.permute(SIZE), normal(*VECTOR)),
-    "planar": (lambda: T.planar(SIZE), normal(*VECTOR)),
-    "spline": (lambda: T.spline(SIZE), normal(*VECTOR)),
 }
 
 

@@ -196,13 +196,15 @@ def test_it_batches_under_vmap_with_draws_and_gradients_of_its_own_for_each(dim)
         assert not torch.equal(gradient[0], gradient[1])
 
 
-def _step_on_cuda(dim):
-    """A draw with its density, entropy, KLs and gradients, as a function without arguments."""
+@pytest.mark.cuda
+@pytest.mark.parametrize("dim", [2, 3, 500])
+def test_on_cuda_nothing_waits_for_the_device(dim):
     raw = torch.randn(256, dim, device="cuda", requires_grad=True)
     kappa = torch.full((256,), float(dim), device="cuda", requires_grad=True)
     prior = VonMisesFisherStable(normalize(torch.randn(256, dim, device="cuda"), dim=-1), kappa.detach())
 
     def step():
+        """A draw with its density, entropy, KLs and gradients."""
         distribution = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
         value = distribution.rsample()
         uniform = HypersphericalUniform(dim, like=raw, validate_args=False)
@@ -214,13 +216,6 @@ def _step_on_cuda(dim):
         ]
         return torch.autograd.grad(value[..., 0].sum() + sum(term.sum() for term in terms), (raw, kappa))
 
-    return step
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dim", [2, 3, 500])
-def test_on_cuda_nothing_waits_for_the_device(dim):
-    step = _step_on_cuda(dim)
     step()
     with waiting_is_an_error():
         step()

@@ -1,13 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import math
 
 import pytest
 import torch
 
-from pyro_radial.infer import Prediction
-from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import crps_from_draws, interval_coverage, quantile_calibration
 
 
@@ -29,35 +26,8 @@ def test_calibration_worked_by_hand():
     assert curve.error.item() == pytest.approx((0.1 + 0.0 + 0.3) / 3)
 
 
-DOUBLE = {"dtype": torch.float64}
-
-
-def crps_of_normals(loc, scale, y):
-    """The score of an equal mixture of normals ``[S, N]``, by Grimit et al. (2006) in closed form."""
-
-    def mean_of_absolute(mean, variance):
-        root = (2 * variance).sqrt()
-        return mean * (mean / root).erf() + root / math.sqrt(math.pi) * (-((mean / root) ** 2)).exp()
-
-    loc, scale = torch.broadcast_tensors(loc, scale)
-    pairs = mean_of_absolute(loc[:, None] - loc, scale[:, None] ** 2 + scale**2).mean((0, 1))
-    return (mean_of_absolute(y - loc, scale**2).mean(0) - pairs / 2).mean()
-
-
 def test_draws_worked_by_hand():
     """Draws 0, 1 and 4 and a target of 2: gaps 2, 1, 2; pairs 1, 4, 3 apart."""
     draws = torch.tensor([[4.0], [0.0], [1.0]])
     assert crps_from_draws(draws, torch.tensor([2.0])).item() == pytest.approx(5 / 3 - (8 / 3) / 2)
     assert crps_from_draws(draws + 1e4, torch.tensor([2.0 + 1e4])).item() == pytest.approx(1 / 3, rel=1e-6)
-
-
-def test_targets_of_a_prediction_are_scored_as_its_mixture():
-    functions, points = 100, 500
-    samples = torch.randn(functions, points, 1, **DOUBLE)
-    noise = torch.rand(functions, 1, **DOUBLE) + 0.5
-    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": noise})
-    y = torch.randn(points, **DOUBLE)
-    exact = crps_of_normals(samples[..., 0], noise, y).item()
-    # The error of a point is of the order of 1 / sqrt(functions), and points are nearly independent.
-    estimate = crps_from_draws(prediction.sample_targets(), y).item()
-    assert estimate == pytest.approx(exact, abs=4 / math.sqrt(functions * points) + 2 / functions)

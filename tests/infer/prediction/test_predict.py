@@ -15,6 +15,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
+from tests.helpers.networks import Net
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 # --------------------------------------------------------------------------------------------- the draws themselves
@@ -138,15 +139,9 @@ def test_a_sampler_is_told_to_give_its_samples():
             use()
 
 
-class Unused(nn.Module):
+def unused():
     """A network with a parameter that it does not use."""
-
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(2, CLASSES), nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.used(x)
+    return Net(lambda net, x: net.used(x), used=nn.Linear(2, CLASSES), unused=nn.Linear(2, 2))
 
 
 IDENTICAL = pytest.warns(UserWarning, match="all 6 draws are identical, so predictions have no uncertainty")
@@ -154,7 +149,7 @@ IDENTICAL = pytest.warns(UserWarning, match="all 6 draws are identical, so predi
 
 @pytest.mark.parametrize("chunk_size", [5, 500])
 def test_identical_draws_of_a_guide_that_is_not_a_point_warn(chunk_size):
-    bnn = BayesianModule(Unused(), select=lambda name, parameter: name.startswith("unused"))
+    bnn = BayesianModule(unused(), select=lambda name, parameter: name.startswith("unused"))
     model = SupervisedModel(bnn, likelihoods.Categorical())
     guide = AutoRadial(model)
     guide.setup(X, torch.zeros(POINTS).long())

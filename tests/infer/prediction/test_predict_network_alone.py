@@ -18,6 +18,7 @@ from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, Bayesi
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import mean_only, swap_prior
+from tests.helpers.networks import Net
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws
 from tests.helpers.scale_priors import LearnedScale
 
@@ -29,15 +30,9 @@ def mlp():
     return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
 
 
-class Noisy(nn.Module):
+def noisy():
     """A network with random numbers of its own, also in evaluation mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, CLASSES)
-
-    def forward(self, x):
-        return dropout(self.linear(x), 0.5)
+    return Net(lambda net, x: dropout(net.linear(x), 0.5), linear=nn.Linear(2, CLASSES))
 
 
 class Tempered(likelihoods.Categorical):
@@ -79,7 +74,7 @@ def two_heads():
 
 BIAS = torch.full((CLASSES,), 5.0)
 # In one pass, since the targets of a pass, which the network alone does not sample, come before the next.
-ONE_PASS = {"net": Noisy, "chunk_size": 500}
+ONE_PASS = {"net": noisy, "chunk_size": 500}
 # What is made, where it differs from a network of classes under a radial guide.
 BY_NETWORK = {
     "radial": {},

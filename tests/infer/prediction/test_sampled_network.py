@@ -25,7 +25,7 @@ from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import swap_prior
 from tests.helpers.devices import recent_compiler
-from tests.helpers.networks import Encoder, adapted_encoder, is_added
+from tests.helpers.networks import Net, adapted_encoder, encoder, is_added
 
 ROWS, DRAWS = 6, 5
 GENERATOR = torch.Generator().manual_seed(1)
@@ -35,23 +35,17 @@ IMAGES = torch.randn(ROWS, 1, 6, 6, generator=GENERATOR)
 IDS = torch.arange(ROWS) % 4
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.queries, self.output = nn.Linear(4, 8), nn.Linear(8, 2)
+def attention():
+    def call(net, x):
+        queries = net.queries(x)[:, None]
+        return net.output(scaled_dot_product_attention(queries, queries, queries)[:, 0].mean(1))
 
-    def forward(self, x):
-        queries = self.queries(x)[:, None]
-        return self.output(scaled_dot_product_attention(queries, queries, queries)[:, 0].mean(1))
+    return Net(call, queries=nn.Linear(4, 8), output=nn.Linear(8, 2))
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell, self.output = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 2)
-
-    def forward(self, x):
-        return self.output(self.cell(x)[0][:, -1])
+def recurrent():
+    layers = {"cell": nn.LSTM(4, 5, batch_first=True), "output": nn.Linear(5, 2)}
+    return Net(lambda net, x: net.output(net.cell(x)[0][:, -1]), **layers)
 
 
 class Mixed(nn.Module):
@@ -86,9 +80,9 @@ NETWORKS = {
     "heads": (heads, X),
     "inputs in order": (Mixed, (IDS, X)),
     "inputs by name": (Mixed, {"ids": IDS, "x": X}),
-    "attention": (Attention, SEQUENCES),
-    "encoder": (Encoder, SEQUENCES),
-    "recurrent": (Recurrent, SEQUENCES),
+    "attention": (attention, SEQUENCES),
+    "encoder": (encoder, SEQUENCES),
+    "recurrent": (recurrent, SEQUENCES),
 }
 # The others run under vmap.
 BATCHING = {"recurrent": "loop", "batch norm and dropout": "loop"}
@@ -174,15 +168,10 @@ def test_a_bayesian_module_is_served_without_a_likelihood():
 
 
 def test_outputs_of_any_structure_have_the_draws_first():
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 2)
+    def call(net, x):
+        return {"twice": 2 * net.linear(x), "parts": (net.linear(x), 3)}
 
-        def forward(self, x):
-            return {"twice": 2 * self.linear(x), "parts": (self.linear(x), 3)}
-
-    bnn = BayesianModule(Pair())
+    bnn = BayesianModule(Net(call, linear=nn.Linear(4, 2)))
     guide = AutoRadial(bnn, init_stddev=0.3)
     guide.setup(X)
     served = sampled(bnn, guide)
