@@ -57,22 +57,13 @@ def test_fits_in_threads_each_learn_their_own():
 
     def run(slope):
         x = torch.randn(40, len(slope))
+        data = x, (x @ slope)[:, None]
         bnn = BayesianModule(nn.Linear(len(slope), 1))
         model = SupervisedModel(bnn, likelihoods.Gaussian(num_data=40, scale=0.1))
         guide = AutoMeanField(model)
-        optim = partial(torch.optim.Adam, lr=0.05)
-        result = fit(
-            model,
-            guide,
-            (x, (x @ slope)[:, None]),
-            epochs=60,
-            batch_size=20,
-            optim=optim,
-            loss=TermsELBO(strict_kl=True),
-            progress=False,
-            validation=(x, (x @ slope)[:, None]),
-        )
-        diagnosis = diagnose(model, guide, (x, (x @ slope)[:, None]), num_particles=2)
+        options = {"optim": partial(torch.optim.Adam, lr=0.05), "loss": TermsELBO(strict_kl=True), "progress": False}
+        result = fit(model, guide, data, epochs=60, batch_size=20, validation=data, **options)
+        diagnosis = diagnose(model, guide, data, num_particles=2)
         return guide.median()["weight"], result, diagnosis
 
     for (weight, result, diagnosis), slope in zip(at_once(run, slopes), slopes, strict=True):

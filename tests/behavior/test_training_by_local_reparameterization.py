@@ -61,10 +61,10 @@ def test_fit_trains_validates_pretrains_and_accumulates():
     y = (x @ torch.randn(3, 2)) + 0.1 * torch.randn(64, 2)
     model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.3), local_reparameterization=True)
     guide = AutoRadial(model)
-    settings = {"batch_size": 16, "progress": False, "seed": 0, "optim": partial(torch.optim.Adam, lr=0.04)}
+    settings = {"batch_size": 16, "progress": False, "seed": 0, "optim": partial(torch.optim.Adam, lr=0.1)}
     settings["options"] = FitOptions(mean_only_epochs=2, accumulate=2)
-    result = fit(model, guide, (x, y), epochs=15, validation=(x, y), **settings)
-    assert result.history[-1]["nll"] < 0.3 * result.history[0]["nll"]
+    result = fit(model, guide, (x, y), epochs=6, validation=(x, y), **settings)
+    assert result.history[-1]["nll"] < 0.5 * result.history[0]["nll"]
     assert math.isfinite(result.history[-1]["validation_nll"])
     diagnose(model, guide, (x, y))
 

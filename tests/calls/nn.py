@@ -166,14 +166,9 @@ ROWS = [
         Row(f"nn.likelihoods.{name}", extra={"event_dim": {"zero": 0}} if "Categorical" in name else {})
         for name in ("Bernoulli", "Categorical", "NegativeBinomial", "Poisson")
     ),
-    *(
-        Row(
-            f"nn.likelihoods.{name}",
-            extra=dict(
-                precision_prior=some(dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), torch.ones(2)).to_event(1))
-            ),
-        )
-        for name in ("Gaussian",)
+    Row(
+        "nn.likelihoods.Gaussian",
+        extra=dict(precision_prior=some(dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), torch.ones(2)).to_event(1))),
     ),
     Row("nn.likelihoods.HeteroscedasticGaussian", extra=dict(event_dim={"zero": 0})),
     Row("nn.likelihoods.Likelihood.train_on", lambda: dict(num_data=100), on=lambda: UserLikelihood(num_data=100)),

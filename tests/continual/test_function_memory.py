@@ -106,14 +106,11 @@ def test_each_head_has_its_turn_and_the_mean_of_all_is_the_sum():
     for _ in range(4):
         elbo(one, guide)(X, Y)
         terms.append(elbo.terms.kl)
-    moments = [
-        [
-            marginals(distributions, memory.x, f"heads.{memory.head}.")
-            for distributions in (guide.posterior(), one.prior)
-        ]
-        for memory in kept
-    ]
-    expected = torch.stack([sum_of_kl(*now_and_before) for now_and_before in moments])
+    expected = torch.zeros(2)
+    for number, memory in enumerate(kept):
+        prefix = f"heads.{memory.head}."
+        now, before = (marginals(moments, memory.x, prefix) for moments in (guide.posterior(), one.prior))
+        expected[number] = sum_of_kl(now, before)
     # The first step is step 1.
     torch.testing.assert_close(torch.stack(terms), 2.0 * expected[[1, 0, 1, 0]], rtol=1e-4, atol=1e-4)
 

@@ -182,21 +182,15 @@ class TestUse:
         assert set(elbo.terms.kl_by_site) == {"f", "precision"}
 
     def test_it_reads_the_functions_at_the_site_that_it_is_told(self):
-        losses = {}
-        for site in ("f", "values"):
+        def model(x, y=None):
+            slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+            with pyro.plate("data", len(x), dim=-1):
+                values = pyro.deterministic("values", slope[..., None] * x[:, 0])
+                pyro.sample("y", dist.Normal(values, 1.0), obs=y)
 
-            def model(x, y=None, site=site):
-                slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
-                values = slope[..., None] * x[:, 0]
-                with pyro.plate("data", len(x), dim=-1):
-                    pyro.deterministic(site, values)
-                    pyro.sample("y", dist.Normal(values, 1.0), obs=y)
-
-            pyro.set_rng_seed(0)
-            elbo = self.elbo(function_site=site, divergence=LinearizedKL(0.1))
-            losses[site] = float(elbo(model, AutoMeanField(model))(self.data[0], self.data[1][:, 0]).detach())
-            assert list(elbo.terms.kl_by_site) == [site]
-        assert losses["f"] == losses["values"]
+        elbo = self.elbo(function_site="values", divergence=LinearizedKL(0.1))
+        elbo(model, AutoMeanField(model))(self.data[0], self.data[1][:, 0])
+        assert list(elbo.terms.kl_by_site) == ["values"]
 
 
 def mixture():

@@ -28,14 +28,6 @@ def mean(predictions, targets):
     return (predictions - targets).mean()
 
 
-def test_worked_by_hand():
-    """Five points, of which the most uncertain but one is wrong: 4/5, then 3/4, then all right."""
-    curve = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, shares=[0.0, 0.2, 0.4, 0.8])
-    assert curve.referred.tolist() == [0.0, 0.2, 0.4, 0.8]
-    assert curve.score.tolist() == pytest.approx([0.8, 0.75, 1.0, 1.0], rel=1e-6)
-    assert (curve.resamples.shape, curve.stderr.shape) == ((100, 4), (4,))
-
-
 @pytest.mark.parametrize("score", [accuracy, log_loss, area])
 def test_the_score_is_that_of_the_most_certain_points(score):
     probs, labels = simulate(200, 3)
@@ -44,6 +36,8 @@ def test_the_score_is_that_of_the_most_certain_points(score):
     for share, value in zip(curve.referred.tolist(), curve.score.tolist(), strict=True):
         kept = uncertainty.argsort()[: 200 - round(200 * share)]
         assert value == pytest.approx(float(score(probs[kept], labels[kept])))
+    number = len(curve.referred)
+    assert (curve.resamples.shape, curve.stderr.shape) == ((2, number), (number,))
 
 
 def test_bootstrap_errors_are_those_of_the_mean():

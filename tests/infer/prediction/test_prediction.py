@@ -8,7 +8,6 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
 from pyro_radial.infer import Prediction
@@ -162,19 +161,6 @@ def test_quantiles_are_those_of_the_mixture_of_draws():
     assert (gap < 4 * error / math.sqrt(points) + 2 / number).all()
     spread = quantiles.std(1).squeeze(-1)
     assert ((spread / error - 1).abs() < 0.2).all()
-
-
-def test_quantiles_of_counts_are_those_of_their_distribution():
-    likelihood = likelihoods.NegativeBinomial(concentration=2.0)
-    prediction = Prediction(
-        torch.full((20_000, 3, 1), 3.0), likelihood, {"concentration": torch.full((20_000, 1), 2.0)}
-    )
-    levels = [0.05, 0.5, 0.95]
-    share = 2.0 / (2.0 + math.exp(3.0))
-    expected = torch.as_tensor(stats.nbinom.ppf(levels, 2.0, share)).float()
-    quantiles = prediction.quantiles(levels)
-    # 320,000 draws each: the standard error of a quantile is below a fifth of a count.
-    assert torch.allclose(quantiles, expected[:, None, None].expand_as(quantiles), atol=1.0)
 
 
 def test_what_has_no_quantiles_or_targets_is_named():
