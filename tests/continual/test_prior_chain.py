@@ -1,7 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import copy
 import io
 import itertools
 import math
@@ -279,22 +278,6 @@ def test_the_model_s_own_parameters_are_trained_through_the_chain_and_saved():
 
 
 # Chains, copies, states
-
-
-def test_copies_are_independent_also_after_use():
-    chain = learned(summed(SITES["log normal"]))
-    train(chain, chain.guide(AutoRadial), steps=2)
-    before = buffers_of(chain)
-    other = copy.deepcopy(chain)
-    train(other, guide := other.guide(AutoRadial))
-    other.advance(guide)
-    mean = chain.prior["w"].base_dist.mean
-    assert not torch.equal(other.prior["w"].base_dist.mean, mean)
-    file = io.BytesIO()
-    torch.save(chain.chained, file)
-    file.seek(0)
-    assert torch.equal(torch.load(file, weights_only=False)["w"].base_dist.mean, mean)
-    assert_unchanged(chain, before)
 
 
 def test_a_state_brings_its_own_sites_and_they_are_compared_anew():

@@ -59,12 +59,6 @@ class TestSites:
 
 
 class TestPriors:
-    def test_a_scalar_prior_covers_every_parameter(self):
-        trace = trace_of(BayesianModule(mlp(), dist.Normal(1.0, 2.0)), torch.randn(5, 3))
-        value = trace.nodes["0.weight"]["value"]
-        expected = dist.Normal(1.0, 2.0).log_prob(value).sum()
-        torch.testing.assert_close(trace.nodes["0.weight"]["fn"].log_prob(value), expected)
-
     def test_a_mapping_gives_each_site_its_prior(self):
         prior = {"weight": dist.Normal(3.0, 1e-4), "bias": dist.Normal(torch.tensor([5.0, 6.0]), 1e-4)}
         values = BayesianModule(nn.Linear(3, 2), prior).sample_parameters()

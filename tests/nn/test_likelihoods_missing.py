@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, fit, predict
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import evaluate
 from tests.helpers.networks import Net
@@ -86,20 +86,6 @@ def tokens():
     net = Net(lambda net, x: net.linear(x.unsqueeze(-1)), linear=nn.Linear(1, 3))
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(event_dim=2))
     return x, y, model, AutoMeanField(model)
-
-
-def test_a_loss_counts_rows_and_is_the_sum_over_labels(tokens):
-    x, y, model, guide = tokens
-    model.likelihood.num_data = 80
-    elbo = TermsELBO()
-    guide.setup(x, y)
-    torch.manual_seed(1)
-    elbo(model, guide)(x, y)
-    torch.manual_seed(1)
-    draw = guide(x, y)
-    f = x.unsqueeze(-1) @ draw["linear.weight"].T + draw["linear.bias"]
-    by_hand = 10 * cross_entropy(f.flatten(0, 1), y.flatten(), reduction="sum")
-    torch.testing.assert_close(elbo.terms.negative_log_likelihood, by_hand)
 
 
 def test_scores_are_those_of_the_labels_that_are_there(tokens):

@@ -25,29 +25,15 @@ HEIGHT, KIND = X[:, :2].sin(), torch.tensor([0, 1, 2, 2, 1, 0])
 Y = {"height": HEIGHT, "kind": KIND}
 
 
-SIZES = {"height": 2, "kind": 3}
-
-
 def split():
     """A dict of two outputs that share no weight."""
-    layers = {name: nn.Linear(3, size) for name, size in SIZES.items()}
+    layers = {"height": nn.Linear(3, 2), "kind": nn.Linear(3, 3)}
     return Net(lambda net, x: {"height": net.height(x), "kind": net.kind(x)}, **layers)
 
 
-def by_name(num_data):
-    return {
-        "height": likelihoods.Gaussian(num_data=num_data, scale=0.5),
-        "kind": likelihoods.Categorical(num_data=num_data),
-    }
-
-
 def named(num_data=None):
-    return SupervisedModel(BayesianModule(split()), by_name(num_data))
-
-
-def alone(name, num_data):
-    net = Net(lambda net, x: getattr(net, name)(x), **{name: nn.Linear(3, SIZES[name])})
-    return SupervisedModel(BayesianModule(net), by_name(num_data)[name])
+    height, kind = likelihoods.Gaussian(num_data=num_data, scale=0.5), likelihoods.Categorical(num_data=num_data)
+    return SupervisedModel(BayesianModule(split()), {"height": height, "kind": kind})
 
 
 def log_likelihood(model, values, x, y, site):
@@ -61,23 +47,6 @@ def guided():
     guide = AutoMeanField(model, init_stddev=0.1)
     guide.setup(X, Y)
     return model, guide
-
-
-def test_two_outputs_have_the_loss_terms_of_two_models():
-    terms = {}
-    for name, model in (("both", named(60)), ("height", alone("height", 60)), ("kind", alone("kind", 60))):
-        elbo = TermsELBO()
-        guide = AutoMeanField(model, init_loc_fn=lambda site: 0.1 * torch.ones(site["fn"].shape()), init_stddev=1e-6)
-        elbo.loss(model, guide, X, Y if name == "both" else Y[name])
-        terms[name] = elbo.terms
-    both = terms["both"]
-    assert both.num_data == 60
-    assert both.nll_by_site.keys() == {"height.y", "kind.y"}
-    for name in Y:
-        torch.testing.assert_close(both.nll_by_site[f"{name}.y"], terms[name].nll_by_site["y"], rtol=1e-4, atol=0.0)
-        for site, value in terms[name].kl_by_site.items():
-            torch.testing.assert_close(both.kl_by_site[site], value)
-    torch.testing.assert_close(both.loss, terms["height"].loss + terms["kind"].loss, rtol=1e-4, atol=0.0)
 
 
 def test_the_log_likelihood_is_the_closed_form_of_the_targets_that_are_there():
