@@ -4,6 +4,7 @@
 """Every test starts from the same seed, an empty parameter store, one thread, and with validation."""
 
 import os
+import sys
 from pathlib import Path
 from threading import RLock
 
@@ -42,6 +43,15 @@ def data_dir():
     if not (folder / "images" / "mnist.npz").exists():
         pytest.skip("no folder of real data here; set PYRO_RADIAL_DATA to run this test")
     return folder
+
+
+@pytest.fixture
+def impatient_threads():
+    """Threads that Python switches between as often as it can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
 
 
 def pytest_collection_modifyitems(items):

@@ -5,7 +5,6 @@
 
 import os
 import pickle
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,14 +20,7 @@ from pyro_radial._pyro.naming import unique_name
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.nn import likelihoods
 
-
-@pytest.fixture(autouse=True)
-def impatient_threads():
-    """Threads that Python switches between as often as it can."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
+pytestmark = pytest.mark.usefixtures("impatient_threads")
 
 
 def at_once(function, arguments):

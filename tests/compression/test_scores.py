@@ -93,14 +93,10 @@ def skip():
 
 
 def with_scores(net, scores):
-    importance = PosteriorImportance(net, guided_by_zero())
+    importance = PosteriorImportance(net, guided(dist.Normal(0.0, 1.0), AutoMeanField))
     importance.scores = scores
     importance._names = {module: name for name, module in net.named_modules()}
     return importance
-
-
-def guided_by_zero():
-    return guided(dist.Normal(0.0, 1.0), AutoMeanField)
 
 
 def first_group(net, x):

@@ -1,7 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import io
 import itertools
 import math
 
@@ -19,6 +18,7 @@ from pyro_radial.continual import PriorChain
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.nn import likelihoods
+from tests.helpers.files import through_a_file
 from tests.helpers.runs import data
 
 NOISE = 0.5
@@ -69,13 +69,6 @@ def first_terms(chain, guide, *args, strict=True):
     elbo = TermsELBO(strict_kl=strict)
     elbo.differentiable_loss(chain, guide, *args)
     return elbo.terms
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def buffers_of(chain):

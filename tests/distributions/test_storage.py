@@ -4,7 +4,6 @@
 """Any distribution as tensors and a structure, and back."""
 
 import copy
-import io
 import math
 import sys
 
@@ -19,6 +18,7 @@ from torch.distributions import biject_to
 
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.storage import describe, rebuild
+from tests.helpers.files import through_a_file
 
 
 class Shifted(dist.TorchDistribution):
@@ -165,13 +165,6 @@ def plain(value):
     return value is None or type(value) in (bool, int, float, str)
 
 
-def saved_and_loaded(parts):
-    file = io.BytesIO()
-    torch.save(parts, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def sample_of(distribution):
     pyro.set_rng_seed(1)
     return distribution.sample()
@@ -193,7 +186,7 @@ class TestRoundTrip:
             assert not tensor.requires_grad
             module.register_buffer(name, tensor)
         assert module.state_dict().keys() == tensors.keys()
-        twin = rebuild(*saved_and_loaded((structure, tensors)))
+        twin = rebuild(*through_a_file((structure, tensors)))
         assert type(twin) is type(distribution)
         assert (twin.batch_shape, twin.event_shape) == (distribution.batch_shape, distribution.event_shape)
         assert repr(twin.support) == repr(distribution.support)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import copy
-import io
 import pickle
 
 import pyro.distributions as dist
@@ -12,6 +11,7 @@ from torch import nn
 
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
+from tests.helpers.files import through_a_file
 
 EXP = dist.transforms.ExpTransform
 DISTRIBUTIONS = {
@@ -28,13 +28,6 @@ def stored(distributions):
     module = StoredDistributions()
     module.update({name: StoredDistribution.of(distribution) for name, distribution in distributions.items()})
     return module
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def tensors_of(distribution):

@@ -4,16 +4,15 @@
 """The tensors of a network that are not random, and the state of a BayesianModule, which holds them."""
 
 import copy
-import io
 
 import pyro
 import pytest
 import torch
-from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule
-from pyro_radial.nn.fixed_tensors import FixedTensors, place_below
+from pyro_radial.nn.fixed_tensors import FixedTensors
+from tests.helpers.files import through_a_file
 from tests.helpers.networks import call_with, draws_of
 
 
@@ -44,24 +43,14 @@ def test_buffers_that_a_call_assigned_are_kept():
     assert not tensors.untrained()["running_mean"].requires_grad
 
 
-def test_modules_on_the_way_to_a_tensor_are_made_once():
-    root = PyroModule()
-    first, second = (place_below(root, f"a.b.{leaf}") for leaf in ("weight", "bias"))
-    assert first == (root.a.b, "weight")
-    assert second == (root.a.b, "bias")
-    assert place_below(root, "weight") == (root, "weight")
-
-
 def test_the_state_dict_has_the_networks_names_and_its_round_trip_reads_weights_only():
-    bnn, other, file = make(), make(), io.BytesIO()
+    bnn, other = make(), make()
     bnn(torch.randn(8, 3) + 2)
     with torch.no_grad():
         bnn.net.get_submodule("1").weight.normal_()
     tensors = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert set(bnn.state_dict()) == {f"net.1.{name}" for name in tensors}
-    torch.save(bnn.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(through_a_file(bnn.state_dict()))
     draw, x = draws_of(bnn), torch.randn(5, 3)
     torch.testing.assert_close(call_with(other.eval(), draw, x), call_with(bnn.eval(), draw, x))
 

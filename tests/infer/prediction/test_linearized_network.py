@@ -5,7 +5,6 @@
 
 import copy
 import io
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -99,13 +98,6 @@ def test_it_is_in_evaluation_mode_and_keeps_copies():
     assert not any(module.training for module in served.modules())
     assert not any(parameter.requires_grad for parameter in served.parameters())
     assert torch.equal(copy.deepcopy(served)(X), before)
-
-
-def test_threads_get_what_one_gets():
-    served = LinearizedNetwork(*fitted(), "probit")
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(served, [X] * 16))
-    assert all(torch.equal(one, served(X)) for one in found)
 
 
 def test_what_does_not_fit_is_named():

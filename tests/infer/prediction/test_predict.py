@@ -21,19 +21,20 @@ from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 # --------------------------------------------------------------------------------------------- the draws themselves
 
 
+ZEROS = torch.zeros(POINTS, CLASSES)
+KINDS = {
+    "categorical": {},
+    "gaussian": {"likelihood": likelihoods.Gaussian(num_data=POINTS), "y": ZEROS},
+    "random noise": {"likelihood": likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), "y": ZEROS},
+    # The guide leaves a weight to the prior: the model draws it.
+    "hidden site": {"guide": lambda model: AutoRadial(poutine.block(model, hide=["2.weight"]))},
+}
+
+
 @pytest.mark.parametrize("chunk_size", [1, 22, 23])
-@pytest.mark.parametrize("kind", ["categorical", "gaussian", "random noise", "hidden site"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_draws_are_the_same_for_every_chunk_size(kind, chunk_size):
-    y = torch.zeros(POINTS, CLASSES)
-    if kind == "categorical":
-        model, guide = problem()
-    elif kind == "gaussian":
-        model, guide = problem(likelihoods.Gaussian(num_data=POINTS), y=y)
-    elif kind == "random noise":
-        model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), y=y)
-    else:
-        # The guide leaves a weight to the prior: the model draws it.
-        model, guide = problem(guide=lambda model: AutoRadial(poutine.block(model, hide=["2.weight"])))
+    model, guide = problem(**KINDS[kind])
     whole = draws(model, guide)
     chunked = draws(model, guide, chunk_size=chunk_size)
     # A matrix product rounds differently for other numbers of rows.
@@ -44,7 +45,7 @@ def test_draws_are_the_same_for_every_chunk_size(kind, chunk_size):
 
 def test_draws_leave_the_random_numbers_of_the_targets_out():
     """The guide's draws are those that it makes alone, whatever the model samples in between."""
-    model, guide = problem(likelihoods.Gaussian(num_data=POINTS), y=torch.zeros(POINTS, CLASSES))
+    model, guide = problem(**KINDS["gaussian"])
     states = []
     for rows in (1, POINTS):
         draws(model, guide, X[:rows])

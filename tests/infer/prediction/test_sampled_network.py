@@ -3,7 +3,6 @@
 
 """Draws as one plain module: the same predictions, from any thread, compiled, exported, saved and moved."""
 
-import io
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import swap_prior
 from tests.helpers.devices import recent_compiler
+from tests.helpers.files import through_a_file
 from tests.helpers.networks import Net, adapted_encoder, encoder, is_added
 
 ROWS, DRAWS = 6, 5
@@ -202,12 +202,9 @@ def test_a_state_dict_loads_into_another_of_the_same_structure(kind):
     net, x = NETWORKS[kind]
     model, guide = problem(net, x)
     served = sampled(model, guide)
-    file = io.BytesIO()
-    torch.save(served.state_dict(), file)
-    file.seek(0)
     fresh = sampled(*problem(net, x), seed=8)
     assert not torch.equal(call(fresh, x), call(served, x))
-    fresh.load_state_dict(torch.load(file, weights_only=True))
+    fresh.load_state_dict(through_a_file(served.state_dict()))
     assert torch.equal(call(fresh, x), call(served, x))
     assert torch.equal(fresh.predict(x).noise["scale"], served.predict(x).noise["scale"])
     # A buffer that the network does not save is not saved here.
@@ -215,15 +212,6 @@ def test_a_state_dict_loads_into_another_of_the_same_structure(kind):
 
 
 # --------------------------------------------------------------------------------------------------------- threads
-
-
-@pytest.fixture
-def impatient_threads():
-    """Threads that Python switches between as often as it can."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
 
 
 @pytest.mark.usefixtures("impatient_threads")
