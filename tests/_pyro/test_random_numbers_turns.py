@@ -36,12 +36,12 @@ def at_once(function, arguments):
 
 
 def pinned(width):
-    """A model of that many inputs, a guide whose draws are its network to four digits, and the network."""
+    """A model of that many inputs, and a guide whose draws are its network to four digits."""
     net = nn.Sequential(nn.Linear(width, 3 + width), nn.Tanh(), nn.Linear(3 + width, 2))
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=10, scale=0.1))
     guide = AutoRadial(model, init_stddev=1e-6)
     guide.setup(torch.zeros(1, width), torch.zeros(1, 2))
-    return model, guide, net
+    return model, guide
 
 
 def test_fits_in_threads_each_learn_their_own():
@@ -108,7 +108,7 @@ def in_a_fork(function):
 
 
 def test_processes_forked_while_another_thread_trains_predict_as_without_it():
-    (model, guide, _), (other, other_guide, _) = pinned(2), pinned(3)
+    (model, guide), (other, other_guide) = pinned(2), pinned(3)
     x = torch.randn(5, 2)
     done = threading.Event()
 

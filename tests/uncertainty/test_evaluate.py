@@ -91,17 +91,11 @@ def test_scores_of_real_targets_are_those_of_the_true_model():
 
 def test_standard_errors_are_those_over_new_draws():
     model, guide, x, y = of_classes()
-    each = [evaluate(model, guide, (x, y), num_samples=16, progress=False) for _ in range(30)]
+    each = [evaluate(model, guide, (x, y), num_samples=16, progress=False) for _ in range(20)]
     spread = torch.tensor([one.scores["NLL"] for one in each]).std()
     told = torch.tensor([one.errors["NLL"] for one in each]).mean()
-    # A spread of 30 values is known to 13 %, and the mean of 30 jackknives of eight groups to 5 %.
-    assert 0.55 < told / spread < 1.65
-
-
-def test_a_model_without_a_likelihood_is_refused():
-    model, guide, x, y = of_classes()
-    with pytest.raises(ValueError, match=r"^model must have an attribute `likelihood`"):
-        evaluate(lambda x, y=None: model(x, y), guide, (x, y))
+    # A spread of 20 values is known to 16 %, and the mean of 20 jackknives of eight groups to 6 %.
+    assert 0.5 < told / spread < 1.8
 
 
 def test_named_outputs_have_the_scores_of_their_own_predictions_without_missing_targets():
