@@ -31,7 +31,7 @@ def tensors(draw):
 ANYTHING = st.one_of(tensors(), tensors(), NUMBERS)
 
 
-MADE = {
+ARGUMENTS = {
     RadialNormal: {"loc": ANYTHING, "scale": ANYTHING, "event_dim": st.integers(-1, 4)},
     VonMisesFisherStable: {"loc": tensors(), "concentration": ANYTHING},
     HypersphericalUniform: {"dim": st.integers(-3, 5), "batch_shape": SHAPES, "like": st.none() | tensors()},
@@ -39,16 +39,16 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("make", ARGUMENTS)
 @fuzzed
 @given(st.data())
 def test_anything_is_taken_or_the_argument_named(make, data):
     message = None
     try:
-        make(**{name: data.draw(values) for name, values in MADE[make].items()})
+        make(**{name: data.draw(values) for name, values in ARGUMENTS[make].items()})
     except (ValueError, TypeError) as error:
         message = str(error)
-    assert message is None or any(name in message for name in MADE[make]), message
+    assert message is None or any(name in message for name in ARGUMENTS[make]), message
 
 
 # --- finite numbers from arguments of the dtype's ordinary range

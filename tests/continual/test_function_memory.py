@@ -109,8 +109,8 @@ def test_each_head_has_its_turn_and_the_mean_of_all_is_the_sum():
     expected = torch.zeros(2)
     for number, memory in enumerate(kept):
         prefix = f"heads.{memory.head}."
-        now, before = (marginals(moments, memory.x, prefix) for moments in (guide.posterior(), one.prior))
-        expected[number] = sum_of_kl(now, before)
+        of_guide, of_prior = (marginals(q, memory.x, prefix) for q in (guide.posterior(), one.prior))
+        expected[number] = sum_of_kl(of_guide, of_prior)
     # The first step is step 1.
     torch.testing.assert_close(torch.stack(terms), 2.0 * expected[[1, 0, 1, 0]], rtol=1e-4, atol=1e-4)
 

@@ -109,7 +109,7 @@ def used(distribution):
 
 
 DISTRIBUTIONS = {
-    "normal": lambda: dist.Normal(torch.randn(3), 2.0),
+    "normal": lambda: dist.Normal(torch.randn(3, requires_grad=True), 2.0),
     "torch's normal": lambda: torch.distributions.Normal(torch.randn(3), 2.0),
     "normal expanded": lambda: dist.Normal(0.0, 1.0).expand([3, 2]).to_event(1),
     "radial of rows": lambda: radial(1).to_event(1),

@@ -77,12 +77,6 @@ def test_a_dict_is_inputs_by_name():
         model({"b": torch.randn(5, 9), "a": torch.randn(5, 3)})
 
 
-def test_a_network_with_several_outputs_is_named():
-    model = SupervisedModel(BayesianModule(nn.LSTM(3, 2)), likelihoods.Gaussian(num_data=40))
-    with pytest.raises(ValueError, match="must return one tensor, got tuple"):
-        model(torch.randn(5, 2, 3))
-
-
 def made():
     likelihood = likelihoods.Gaussian(num_data=5, scale=None, precision_prior=dist.Gamma(6.0, 6.0))
     model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihood)

@@ -127,8 +127,6 @@ def test_class_probabilities_entropy_and_information_are_those_computed_by_hand(
     # A difference of two entropies of order one, each rounded.
     assert torch.allclose(prediction.mutual_information.double(), entropy - expected, atol=2e-6)
     assert torch.allclose(prediction.log_prob(y).double(), mean[torch.arange(POINTS), y].log(), atol=1e-5)
-    with pytest.raises(ValueError, match="labels of classes, which have no variance"):
-        _ = prediction.variance
 
 
 def test_draws_of_targets_are_those_of_their_functions():
