@@ -12,11 +12,7 @@ import pyro.distributions as dist
 import torch
 from scipy import stats
 
-from pyro_radial.distributions import (
-    HypersphericalUniform,
-    RadialNormal,
-    VonMisesFisherStable,
-)
+from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional, families
 
 

@@ -66,9 +66,7 @@ OWN_SUBJECTS = {
     "tutorials",
 }
 #: Functions and classes of one name in two modules, each a thing of its own. Rename rather than add to them.
-SHARED_NAMES = {
-    "_tensors",
-}
+SHARED_NAMES = {"_tensors"}
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")
 
 

@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from pyro_radial import AutoRadial
-from pyro_radial._pyro.checks import (
-    check_types,
-    non_negative_float,
-    positive_count,
-    positive_float,
-)
+from pyro_radial._pyro.checks import check_types, non_negative_float, positive_count, positive_float
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, "0.1", None, [1.0], True])

@@ -10,14 +10,7 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 
-from pyro_radial import (
-    AutoRadial,
-    BayesianModule,
-    FitOptions,
-    SupervisedModel,
-    TermsELBO,
-    fit,
-)
+from pyro_radial import AutoRadial, BayesianModule, FitOptions, SupervisedModel, TermsELBO, fit
 from pyro_radial.infer.diagnose.diagnose import diagnose
 from pyro_radial.infer.loss.not_finite import find_not_finite
 from pyro_radial.nn import likelihoods

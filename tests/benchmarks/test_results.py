@@ -16,15 +16,7 @@ import pytest
 from filelock import FileLock
 
 from benchmarks import common
-from benchmarks.common import (
-    Job,
-    OtherSettingError,
-    Results,
-    compute_all,
-    parser_of,
-    reaches,
-    with_error,
-)
+from benchmarks.common import Job, OtherSettingError, Results, compute_all, parser_of, reaches, with_error
 from benchmarks.continual import permuted_mnist
 
 SETTING = {"rounds": 3, "sizes": (1, 2)}

@@ -54,12 +54,7 @@ ROWS = [
         shared | dict(event_dim=event_dims),
         then=ready,
     ),
-    Row(
-        "infer.autoguide.AutoRadialDirectional",
-        lambda: dict(model=directional()),
-        shared,
-        then=ready,
-    ),
+    Row("infer.autoguide.AutoRadialDirectional", lambda: dict(model=directional()), shared, then=ready),
     Row(
         "infer.autoguide.AutoPerSite.quantiles",
         lambda: dict(quantiles=[0.25, 0.5], args=(), sites=["bias"]),

@@ -45,20 +45,11 @@ ROWS = [
         dict(guide=guides),
         errors=UNTRAINED,
     ),
-    Row(
-        "compression.mean_network",
-        lambda: dict(bnn=bnn(), guide=trained()),
-        dict(guide=guides),
-        errors=UNTRAINED,
-    ),
+    Row("compression.mean_network", lambda: dict(bnn=bnn(), guide=trained()), dict(guide=guides), errors=UNTRAINED),
     Row(
         "compression.prune",
         lambda: dict(model=model_and_guide()[0], guide=trained(), data=(X, Y), tolerance=100.0, num_cuts=3),
-        dict(
-            guide=guides,
-            data={"a label too large": (X, Y + 5)},
-            num_cuts={"one": 1},
-        ),
+        dict(guide=guides, data={"a label too large": (X, Y + 5)}, num_cuts={"one": 1}),
         errors=UNTRAINED,
     ),
 ]

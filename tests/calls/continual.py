@@ -89,11 +89,7 @@ ROWS = [
         dict(weight=some(1.0), max_points=some(1), inputs=some("current")),
         case="labels",
     ),
-    Row(
-        "continual.PriorChain",
-        lambda: dict(model=model(), weight=2.0),
-        dict(form={"with a weight": "exact"}),
-    ),
+    Row("continual.PriorChain", lambda: dict(model=model(), weight=2.0), dict(form={"with a weight": "exact"})),
     Row(
         "continual.PriorChain.advance",
         lambda: dict(guide=trained()[1], exclude="bias"),

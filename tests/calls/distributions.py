@@ -27,10 +27,7 @@ ROWS = [
     Row(
         "distributions.VonMisesFisherStable",
         lambda: dict(loc=torch.eye(3), concentration=torch.tensor(2.0)),
-        dict(
-            loc=some(torch.ones(3, 3), torch.ones(3, 1)),
-            concentration=some(torch.ones(4)),
-        ),
+        dict(loc=some(torch.ones(3, 3), torch.ones(3, 1)), concentration=some(torch.ones(4))),
         takes=dict(loc=("no rows", "a dimension too few")),
     ),
     Row(

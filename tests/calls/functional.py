@@ -101,19 +101,12 @@ ROWS = [
     Row(
         "functional.PosteriorProcess",
         lambda: dict(model=model_and_guide()[0], posterior=model_and_guide()[1].posterior()),
-        dict(
-            posterior=some({}, Lazy(points_of_posterior)),
-        ),
+        dict(posterior=some({}, Lazy(points_of_posterior))),
         takes=dict(function_site=("no such name",)),
         then=lambda prior: prior.marginals(X),
     ),
     *(
-        Row(
-            f"functional.PosteriorProcess.{method}",
-            lambda: dict(x=X),
-            dict(num_outputs=some(2)),
-            on=posterior_process,
-        )
+        Row(f"functional.PosteriorProcess.{method}", lambda: dict(x=X), dict(num_outputs=some(2)), on=posterior_process)
         for method in ("moments", "marginals")
     ),
     *(
@@ -175,9 +168,7 @@ ROWS = [
     Row(
         "functional.FunctionalELBO",
         lambda: dict(prior=process(), measurement_points=box(), divergence=functional.GaussianKL(), num_functions=30),
-        dict(
-            measurement_points=some(lambda x: x[:, 0], lambda x: x.expand(5, 2), lambda x: x * NAN),
-        ),
+        dict(measurement_points=some(lambda x: x[:, 0], lambda x: x.expand(5, 2), lambda x: x * NAN)),
         takes=dict(function_site=("no such name",)),
         then=loss_of,
     ),

@@ -11,12 +11,7 @@ from pyro.infer import Trace_ELBO
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer import (
-    Prediction,
-    SampledNetwork,
-    TermsELBO,
-    last_layer_laplace,
-)
+from pyro_radial.infer import Prediction, SampledNetwork, TermsELBO, last_layer_laplace
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Part, Row, some
 
@@ -58,14 +53,8 @@ def adam(parameters):
 
 ROWS = [
     Row("infer.TermsELBO"),
-    Row(
-        "infer.CompiledSVI",
-        lambda: guided() | dict(optim=adam, loss=TermsELBO(), compile=False),
-    ),
-    Row(
-        "infer.CompiledELBO",
-        lambda: dict(loss=TermsELBO(), compile=False),
-    ),
+    Row("infer.CompiledSVI", lambda: guided() | dict(optim=adam, loss=TermsELBO(), compile=False)),
+    Row("infer.CompiledELBO", lambda: dict(loss=TermsELBO(), compile=False)),
     Row("infer.FitOptions", extra=dict(autocast=some(torch.float64, torch.float16))),
     Row("infer.NaturalGradient"),
     Row(
@@ -77,10 +66,7 @@ ROWS = [
         Row(
             "infer.predict",
             lambda method=method: guided() | dict(x=X, num_samples=5, chunk_size=4, method=method),
-            dict(
-                guide=guides,
-                dropout={"without layers": True},
-            ),
+            dict(guide=guides, dropout={"without layers": True}),
             takes=takes,
             case=case,
         )
@@ -112,21 +98,14 @@ ROWS = [
         takes=dict(y=("all nan", "a dimension too few")),
         on=prediction,
     ),
-    Row(
-        "infer.Prediction.sample_targets",
-        lambda: dict(num_targets=2),
-        on=prediction,
-    ),
+    Row("infer.Prediction.sample_targets", lambda: dict(num_targets=2), on=prediction),
     Row(
         "infer.Prediction.quantiles",
         lambda: dict(levels=[0.25, 0.75], num_targets=2),
         dict(levels=some(0.0, [0.5, 1.0], NAN)),
         on=prediction,
     ),
-    Row(
-        "infer.diagnose",
-        lambda: guided() | dict(data=(X, Y), num_particles=2),
-    ),
+    Row("infer.diagnose", lambda: guided() | dict(data=(X, Y), num_particles=2)),
     Row(
         "infer.to_arviz",
         lambda: dict(zip(("model", "posterior"), guided().values(), strict=True)) | dict(args=(X, Y), num_samples=5),

@@ -63,10 +63,7 @@ class UserLikelihood(likelihoods.Likelihood):
 
 others_shape = {**WEIGHTS, "weight": torch.ones(3, 3)}
 draws = {**WEIGHTS, "weight": torch.ones(5, 2, 3)}
-parameters = {
-    "another shape": Part("weight", others_shape),
-    "unknown site": {**WEIGHTS, "gain": torch.zeros(2)},
-}
+parameters = {"another shape": Part("weight", others_shape), "unknown site": {**WEIGHTS, "gain": torch.zeros(2)}}
 width = {"another width": F}
 #: Right targets of each likelihood for the output F, and wrong ones.
 TARGETS = {
@@ -137,11 +134,7 @@ ROWS = [
         on=supervised,
     ),
     Row("nn.priors.FanIn"),
-    Row(
-        "nn.priors.RadialDirectionalPrior",
-        extra=dict(grouping=some({"weight": "rows"}, {"w": "row"})),
-        then=sites_of,
-    ),
+    Row("nn.priors.RadialDirectionalPrior", extra=dict(grouping=some({"weight": "rows"}, {"w": "row"})), then=sites_of),
     Row("poutine.mean_only", lambda: dict(guide=guide())),
     Row(
         "poutine.local_reparameterization",
@@ -177,9 +170,7 @@ ROWS = [
         Row(
             "nn.likelihoods.Likelihood.forward",
             lambda right=right: dict(f=F, y=right, observed=torch.ones(right.shape, dtype=torch.bool)),
-            dict(
-                y=wrong | {"another shape": torch.ones(3, 2)},
-            ),
+            dict(y=wrong | {"another shape": torch.ones(3, 2)}),
             takes={"f": ANY_OUTPUT, **TAKEN.get(name, {})},
             on=getattr(likelihoods, name),
             case=name,

@@ -37,10 +37,5 @@ ROWS = [
         dict(network=NETWORKS, random_state=some(-1)),
         then=lambda made: made.fit(X, NUMBERS),
     ),
-    Row(
-        "sklearn.BayesianRegressor.sample_y",
-        lambda: dict(X=X),
-        dict(random_state=some(-1)),
-        on=regressor,
-    ),
+    Row("sklearn.BayesianRegressor.sample_y", lambda: dict(X=X), dict(random_state=some(-1)), on=regressor),
 ]

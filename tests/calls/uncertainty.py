@@ -11,12 +11,7 @@ from torch import nn
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import (
-    TemperatureScaling,
-    quantile_calibration,
-    referral_curve,
-    reliability,
-)
+from pyro_radial.uncertainty import TemperatureScaling, quantile_calibration, referral_curve, reliability
 from tests.calls.sweep import Row, some
 
 NAN, INF = math.nan, math.inf

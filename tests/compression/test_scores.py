@@ -40,11 +40,7 @@ def randomized(guide):
 
 @pytest.mark.parametrize(
     ("grouping", "rows", "columns"),
-    [
-        ("row", {"0": 3, "2": 2}, {}),
-        ("column", {}, {"0": 2, "2": 12}),
-        ("double", {"0": 3, "2": 2}, {"0": 2, "2": 12}),
-    ],
+    [("row", {"0": 3, "2": 2}, {}), ("column", {}, {"0": 2, "2": 12}), ("double", {"0": 3, "2": 2}, {"0": 2, "2": 12})],
 )
 def test_radii_of_rows_and_columns_are_scored_where_the_prior_has_them(grouping, rows, columns):
     scores = tensor_scores(guided(RadialDirectionalPrior(grouping), AutoRadialDirectional))

@@ -12,14 +12,7 @@ from torch import nn
 from torch.distributions import biject_to, constraints
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from pyro_radial import (
-    AutoRadial,
-    BayesianModule,
-    PriorChain,
-    SupervisedModel,
-    TermsELBO,
-    fit,
-)
+from pyro_radial import AutoRadial, BayesianModule, PriorChain, SupervisedModel, TermsELBO, fit
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn import likelihoods
 

@@ -100,10 +100,7 @@ def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
             os._exit(1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "stream.pt",
-        "task-1.pt",
-    ]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["stream.pt", "task-1.pt"]
     assert_same(learn(checkpoint=tmp_path, epochs=3, callback=callback), learn(epochs=3, callback=callback))
 
 
@@ -131,11 +128,7 @@ STREAMS = {
     "one head, labels": (ONE_HEAD, permutations, CORESET),
     "one head, functions": (ONE_HEAD, permutations, FUNCTIONS),
     "heads, labels": (with_three_heads, pairs, Coreset(4, fit_options={"epochs": 1})),
-    "heads, functions at current inputs": (
-        with_three_heads,
-        pairs,
-        Coreset(6, use="functions", inputs="current"),
-    ),
+    "heads, functions at current inputs": (with_three_heads, pairs, Coreset(6, use="functions", inputs="current")),
 }
 
 

@@ -443,11 +443,7 @@ def test_functional_losses(device, divergence, points):
     model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian()).to(device)
     guide, prior = AutoMeanField(model), functional.GaussianProcess(rbf).to(device)
     loss = FunctionalELBO(
-        prior,
-        POINTS[points](x.to(device)),
-        divergence=DIVERGENCES[divergence](),
-        num_functions=40,
-        weight_space_kl=0.1,
+        prior, POINTS[points](x.to(device)), divergence=DIVERGENCES[divergence](), num_functions=40, weight_space_kl=0.1
     )
     result = fit(model, guide, (x, y), loss=loss, **{**FIT, "epochs": 1})
     return values(guide, model), result.history[-1]["loss"]
@@ -598,9 +594,4 @@ def test_estimators_for_tables(device):
     options = {"optim": ADAM, "epochs": 2, "batch_size": 6, "num_samples": 4, "random_state": 0}
     regressor = BayesianRegressor(mlp().to(device), **options).fit(x, y)
     mean, std = regressor.predict(x, return_std=True)
-    return [
-        values(regressor.functions_),
-        float(mean.mean()),
-        float(std.mean()),
-        float(regressor.sample_y(x).mean()),
-    ]
+    return [values(regressor.functions_), float(mean.mean()), float(std.mean()), float(regressor.sample_y(x).mean())]

@@ -44,8 +44,7 @@ def train(library, *options, launcher=()):
 
 
 @pytest.mark.parametrize(
-    ("library", "options"),
-    [("accelerate", ("--mixed-precision", "bf16")), ("lightning", ("--optimizer", "natural"))],
+    ("library", "options"), [("accelerate", ("--mixed-precision", "bf16")), ("lightning", ("--optimizer", "natural"))]
 )
 def test_a_recipe_trains_in_one_process(library, options):
     # A tenth by guessing.

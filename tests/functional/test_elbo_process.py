@@ -13,13 +13,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, TermsELBO
 from pyro_radial.continual.prior_chain import posterior_of
-from pyro_radial.functional import (
-    FunctionalELBO,
-    GaussianKL,
-    GaussianProcess,
-    LinearizedKL,
-    PosteriorProcess,
-)
+from pyro_radial.functional import FunctionalELBO, GaussianKL, GaussianProcess, LinearizedKL, PosteriorProcess
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.poutine import local_reparameterization
 from tests.helpers.devices import CountHostReads

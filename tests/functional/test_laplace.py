@@ -12,12 +12,7 @@ from pyro.contrib.gp.kernels import RBF
 from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel, predict
-from pyro_radial.functional import (
-    GaussianProcess,
-    ImplicitProcess,
-    PosteriorProcess,
-    function_space_laplace,
-)
+from pyro_radial.functional import GaussianProcess, ImplicitProcess, PosteriorProcess, function_space_laplace
 from pyro_radial.infer.posthoc.laplace import output_hessian
 from pyro_radial.infer.prediction.linearized import NOISE_SITE
 from pyro_radial.nn import likelihoods

@@ -6,10 +6,7 @@
 import torch
 
 from pyro_radial import AutoMeanField, AutoRadial, PriorChain, TermsELBO
-from pyro_radial.continual import (
-    Coreset,
-    train_stream,
-)
+from pyro_radial.continual import Coreset, train_stream
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.nn import MultiHead
@@ -91,8 +88,7 @@ def streams():
     heads = MultiHead(network(4, 5, 5), [torch.nn.Linear(5, 2) for _ in range(2)])
     return {
         "split": learned(
-            PriorChain(classifier(heads, num_data=None)),
-            class_split_stream(train, test, multi_head=True),
+            PriorChain(classifier(heads, num_data=None)), class_split_stream(train, test, multi_head=True)
         ),
         "permuted with a coreset": learned(
             PriorChain(classifier(network(4, 5, 4), num_data=None)),

@@ -85,10 +85,7 @@ def stein_score():
 def measurement_points():
     x, _ = regression()
     torch.manual_seed(3)
-    kinds = {
-        "box": UniformBox.around(x, num_points=5),
-        "between": BetweenRows(x, 4),
-    }
+    kinds = {"box": UniformBox.around(x, num_points=5), "between": BetweenRows(x, 4)}
     return {name: points(x[:3]) for name, points in kinds.items()}
 
 
@@ -98,11 +95,7 @@ def priors_on_functions():
     at = torch.linspace(-1.5, 1.5, 4)[:, None]
     torch.manual_seed(4)
     rbf = GaussianProcess(RBF(input_dim=1), noise=0.05)
-    priors = {
-        "process": process(),
-        "rbf": rbf,
-        "sampler": ImplicitProcess(lambda x, n: torch.randn(n, 1, 1) * x),
-    }
+    priors = {"process": process(), "rbf": rbf, "sampler": ImplicitProcess(lambda x, n: torch.randn(n, 1, 1) * x)}
     results = {}
     for name, prior in priors.items():
         torch.manual_seed(5)

@@ -112,9 +112,4 @@ def diagnosis():
     model = classifier()
     guide = AutoRadial(model, init_stddev=0.2)
     found = diagnose(model, guide, data, num_particles=4)
-    return {
-        "nll": found.terms.nll_by_site,
-        "kl": found.terms.kl_by_site,
-        "signal": found.signal,
-        "noise": found.noise,
-    }
+    return {"nll": found.terms.nll_by_site, "kl": found.terms.kl_by_site, "signal": found.signal, "noise": found.noise}

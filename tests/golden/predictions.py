@@ -21,11 +21,7 @@ def classifier_and_guide(**options):
 
 
 def summary(prediction, y):
-    return {
-        "samples": prediction.samples,
-        "mean": prediction.mean,
-        "log_prob": prediction.log_prob(y),
-    }
+    return {"samples": prediction.samples, "mean": prediction.mean, "log_prob": prediction.log_prob(y)}
 
 
 @program

@@ -12,11 +12,7 @@ import torch
 from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel
-from pyro_radial.continual import (
-    Coreset,
-    PriorChain,
-    train_stream,
-)
+from pyro_radial.continual import Coreset, PriorChain, train_stream
 from pyro_radial.infer.training.checkpoint import copy_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.nn import MultiHead, likelihoods

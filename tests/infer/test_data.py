@@ -87,10 +87,7 @@ def test_strings_in_inputs_without_targets_are_named():
     [
         ((torch.tensor(1.0), torch.zeros(2)), "x must be a tensor of rows"),
         (((), torch.zeros(2)), "x must hold at least one tensor, got an empty tuple"),
-        (
-            ((torch.zeros(2), torch.zeros(3)), torch.zeros(2)),
-            r"tensors of one number of rows, got \[2, 3\]",
-        ),
+        (((torch.zeros(2), torch.zeros(3)), torch.zeros(2)), r"tensors of one number of rows, got \[2, 3\]"),
         (Items([]), "data must have at least one row"),
     ],
 )

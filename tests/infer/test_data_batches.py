@@ -14,14 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, fit, predict
 from pyro_radial.infer.data import Batches, Rows, split_batch
 from pyro_radial.nn import likelihoods
-from tests.helpers.runs import (
-    FIT,
-    ROWS,
-    Items,
-    data,
-    problem,
-    trained,
-)
+from tests.helpers.runs import FIT, ROWS, Items, data, problem, trained
 
 
 def test_each_epoch_sees_every_row_once_in_an_order_of_its_own():

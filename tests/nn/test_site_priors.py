@@ -30,8 +30,7 @@ def regression(prior):
 
 
 @pytest.mark.parametrize(
-    ("layer", "fan_in"),
-    [(nn.Linear(5, 2), 5), (nn.Conv2d(4, 3, (2, 3)), 24), (nn.Conv2d(4, 6, 3, groups=2), 18)],
+    ("layer", "fan_in"), [(nn.Linear(5, 2), 5), (nn.Conv2d(4, 3, (2, 3)), 24), (nn.Conv2d(4, 6, 3, groups=2), 18)]
 )
 def test_the_scale_of_a_weight_is_gain_over_root_fan_in(layer, fan_in):
     prior = FanIn(gain=2.0, bias_scale=0.3)

@@ -20,9 +20,7 @@ SUITE = os.environ.get("PYRO_SUITE", "distributions")
 
 #: The tests that no other class than Pyro's can pass, or none here, and why, by a part of their name.
 LEFT_OUT = {
-    "funsor": {
-        "AutoGaussianFunsor": "a guide of Pyro that needs the package funsor, which is not installed",
-    },
+    "funsor": {"AutoGaussianFunsor": "a guide of Pyro that needs the package funsor, which is not installed"},
     "guide": {
         "test_scores[": "asks for a density of one at each site, as Pyro's guides have: they sample an auxiliary site, "
         "whose density counts, and put a Delta on the model's. Ours sample the model's sites, so their densities count",
@@ -80,10 +78,7 @@ def _fixtures():
         ),
         Fixture(
             pyro_dist=HypersphericalUniform,
-            examples=[
-                {"dim": 3, "test_data": unit},
-                {"dim": 3, "batch_shape": (2,), "test_data": units},
-            ],
+            examples=[{"dim": 3, "test_data": unit}, {"dim": 3, "batch_shape": (2,), "test_data": units}],
         ),
     ]
 

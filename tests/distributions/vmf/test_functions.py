@@ -27,14 +27,7 @@ from pyro_radial.distributions.vmf.functions import (
 from tests.helpers.devices import CountHostReads, recent_compiler
 
 TRUTH_FILE = Path(__file__).resolve().parents[4] / "shared" / "data" / "numerics" / "vmf_truth.npz"
-SCALARS = [
-    log_mean_exp_cosine,
-    mean_cosine,
-    cosine_variance,
-    mean_cosine_gap,
-    log_vmf_peak,
-    vmf_kl_to_uniform,
-]
+SCALARS = [log_mean_exp_cosine, mean_cosine, cosine_variance, mean_cosine_gap, log_vmf_peak, vmf_kl_to_uniform]
 # Relative errors in float64. In float32 all are rounded once, which costs at most half a unit in the last place.
 LIMITS = {"L": 1e-15, "A": 1e-15, "A'": 1e-14, "A''": 1e-13, "M": 1e-14, "U": 5e-14, "gap": 5e-14}
 ROUNDING = 6.1e-8
@@ -125,8 +118,7 @@ def _grid():
 
 
 @pytest.mark.parametrize(
-    ("formula", "order", "limit"),
-    [(bessel.log_mean_exp, 0, 4e-7), (bessel.mean, 1, 3e-7), (bessel.variance, 2, 5e-6)],
+    ("formula", "order", "limit"), [(bessel.log_mean_exp, 0, 4e-7), (bessel.mean, 1, 3e-7), (bessel.variance, 2, 5e-6)]
 )
 def test_formulas_keep_the_digits_of_float32_when_they_work_in_it(formula, order, limit):
     # A device without float64 has nothing else.

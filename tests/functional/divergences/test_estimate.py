@@ -8,14 +8,7 @@ import torch
 from pyro.contrib.gp.kernels import RBF
 
 from pyro_radial.functional import GaussianKL, GaussianProcess, SteinKL
-from tests.helpers.functional import (
-    NUM_POINTS,
-    POINTS,
-    NormalPrior,
-    SampledPrior,
-    normal_p,
-    normal_q,
-)
+from tests.helpers.functional import NUM_POINTS, POINTS, NormalPrior, SampledPrior, normal_p, normal_q
 
 
 @pytest.mark.parametrize("divergence", [SteinKL(), GaussianKL()])
@@ -54,6 +47,5 @@ def test_estimates_are_in_the_dtype_of_the_values(divergence):
 def test_what_cannot_be_estimated_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(
-            lambda count, outputs: torch.randn(count, NUM_POINTS, outputs, dtype=torch.double),
-            NormalPrior(normal_p()),
+            lambda count, outputs: torch.randn(count, NUM_POINTS, outputs, dtype=torch.double), NormalPrior(normal_p())
         )

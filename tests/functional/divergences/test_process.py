@@ -12,12 +12,7 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_radial import BayesianModule
-from pyro_radial.functional import (
-    FunctionPrior,
-    GaussianProcess,
-    LinearizedKL,
-    PosteriorProcess,
-)
+from pyro_radial.functional import FunctionPrior, GaussianProcess, LinearizedKL, PosteriorProcess
 from pyro_radial.functional.divergences.process import kl_of_marginals
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior

@@ -8,15 +8,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_radial.functional import ImplicitProcess, SteinKL
 from pyro_radial.functional.scores import SteinScore
-from tests.helpers.functional import (
-    NUM_POINTS,
-    POINTS,
-    NormalPrior,
-    SampledPrior,
-    assert_mean_is,
-    normal_p,
-    normal_q,
-)
+from tests.helpers.functional import NUM_POINTS, POINTS, NormalPrior, SampledPrior, assert_mean_is, normal_p, normal_q
 
 #: Without its kernel, which is shrunk, an estimator of normal distributions that is unbiased.
 NORMAL_SCORE = SteinScore(ridge=1e9)

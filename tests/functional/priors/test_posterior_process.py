@@ -116,10 +116,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            (
-                {"weight": dist.Delta(torch.zeros(1, 2)), "bias": dist.Delta(torch.zeros(1))},
-                "variances, got a point",
-            ),
+            ({"weight": dist.Delta(torch.zeros(1, 2)), "bias": dist.Delta(torch.zeros(1))}, "variances, got a point"),
             ({"bias": dist.Cauchy(torch.zeros(1), 1.0)}, "finite mean and variance at site 'bias', got NaN"),
             ({"bias": dist.TransformedDistribution(dist.Normal(torch.zeros(1), 1.0), [])}, "'bias', got Transformed"),
             ({"bias": dist.Normal(torch.zeros(3), 1.0)}, r"shape \(1,\) at site 'bias', got \(3,\)"),

@@ -50,11 +50,7 @@ def test_two_initial_widths_are_refused():
 
 @pytest.mark.parametrize(
     ("event_dim", "words"),
-    [
-        (3, "event_dim must be at most 2, .*got 3"),
-        ({"weight": 3}, "weight"),
-        ({"wait": 1}, "wait"),
-    ],
+    [(3, "event_dim must be at most 2, .*got 3"), ({"weight": 3}, "weight"), ({"wait": 1}, "wait")],
 )
 def test_an_event_dim_that_no_site_has_is_refused_and_leaves_no_half_made_guide(event_dim, words):
     guide = AutoRadial(matrix_model, event_dim=event_dim)

@@ -287,11 +287,7 @@ def unseen_reads():
 
 @pytest.mark.parametrize(
     ("name", "loss"),
-    [
-        ("an import in a function", Trace_ELBO),
-        ("the order of a dict", TermsELBO),
-        ("a context variable", Trace_ELBO),
-    ],
+    [("an import in a function", Trace_ELBO), ("the order of a dict", TermsELBO), ("a context variable", Trace_ELBO)],
 )
 def test_a_change_that_no_guard_sees_is_seen_by_the_program(name, loss):
     read, change = unseen_reads()[name]

@@ -257,8 +257,7 @@ def distinct(group):
 
 
 @pytest.mark.parametrize(
-    ("function", "num_graphs"),
-    [(one_hot, 1), (most, 1), (masked, 3), (counted, 3), (decided, 1), (distinct, 2)],
+    ("function", "num_graphs"), [(one_hot, 1), (most, 1), (masked, 3), (counted, 3), (decided, 1), (distinct, 2)]
 )
 def test_small_values_that_python_reads_of_arguments_are_guards(function, num_graphs):
     def model(group):

@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from pyro_radial import AutoMeanField, TermsELBO
-from tests.helpers.programs import (
-    Graphed,
-    assert_same_steps,
-    eager_svi,
-    of_model,
-    prepared,
-    recorded_svi,
-    take_steps,
-)
+from tests.helpers.programs import Graphed, assert_same_steps, eager_svi, of_model, prepared, recorded_svi, take_steps
 
 X = torch.linspace(-1.0, 1.0, 8)
 

@@ -18,16 +18,7 @@ from torch.distributions import transform_to
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyro_radial import (
-    AutoMeanField,
-    AutoRadial,
-    BayesianModule,
-    CompiledSVI,
-    SupervisedModel,
-    TermsELBO,
-    fit,
-    predict,
-)
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, CompiledSVI, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.compiler import cache
 from pyro_radial.infer.compiler.cache import Graphs
@@ -42,11 +33,7 @@ from tests.helpers.runs import ROWS, assert_same, data, function_problem, proble
 pytestmark = pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
 
 DOUBLE = torch.float64
-GUIDES = {
-    "normal": AutoMeanField,
-    "radial": AutoRadial,
-    "a radius for each row": partial(AutoRadial, event_dim=1),
-}
+GUIDES = {"normal": AutoMeanField, "radial": AutoRadial, "a radius for each row": partial(AutoRadial, event_dim=1)}
 
 
 @pytest.fixture

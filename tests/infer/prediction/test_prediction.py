@@ -55,11 +55,7 @@ REGRESSION = {
         COUNTS.clamp_max(1.0),
         lambda s, f, noise: torch.distributions.Bernoulli(1 / (1 + (-f).exp())),
     ),
-    "poisson": (
-        likelihoods.Poisson(num_data=POINTS),
-        COUNTS,
-        lambda s, f, noise: torch.distributions.Poisson(f.exp()),
-    ),
+    "poisson": (likelihoods.Poisson(num_data=POINTS), COUNTS, lambda s, f, noise: torch.distributions.Poisson(f.exp())),
     "negative binomial": (
         likelihoods.NegativeBinomial(num_data=POINTS, concentration=2.0),
         COUNTS,

@@ -171,10 +171,7 @@ def in_double():
 
 
 OTHER_MODELS = {
-    "guide": (
-        partial(regression, AutoDelta),
-        r"guide: .* entries differ \(0.bias_unconstrained: here \(6,\) torch",
-    ),
+    "guide": (partial(regression, AutoDelta), r"guide: .* entries differ \(0.bias_unconstrained: here \(6,\) torch"),
     "dtype": (in_double, r"guide: .*here \(.*\) torch.float64, there \(.*\) torch.float32"),
     "parameter of the likelihood": (learned_scale, r"model: 1 entries differ \(likelihood"),
 }
