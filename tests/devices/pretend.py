@@ -12,8 +12,7 @@ process, because then autograd makes one thread for each device; so the tests ru
 
 What it cannot see: a kernel that a GPU lacks, has in another precision or runs in another order; a generator of its
 own, so a forgotten seed of a device's generator is not noticed; asynchronous execution; memory; memory formats that
-kernels choose; recorded and compiled graphs, because ``make_fx`` cannot trace its tensors; code that
-asks for ``cuda`` by name; autocast, which it ignores.
+kernels choose; compiled and captured graphs; code that asks for ``cuda`` by name; autocast, which it ignores.
 """
 
 from collections import Counter

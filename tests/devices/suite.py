@@ -16,45 +16,38 @@ from contextlib import nullcontext
 from functools import partial
 
 import pyro
-import pyro.distributions as dist
 import pyro.infer
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
-    AutoRadialDirectional,
     BayesianModule,
     FitOptions,
-    FunctionalELBO,
     PriorChain,
     SupervisedModel,
     TermsELBO,
     diagnose,
     fit,
-    functional,
     predict,
-    uncertainty,
 )
 from pyro_radial.compression import mean_network, prune
 from pyro_radial.continual import Coreset, train_stream
-from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.moments import center
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
 from pyro_radial.infer.training.trainer import Trainer
-from pyro_radial.nn import MultiHead, likelihoods, priors
-from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
+from pyro_radial.nn import MultiHead, likelihoods
+from pyro_radial.poutine import local_reparameterization
 from pyro_radial.sklearn import BayesianRegressor
 from pyro_radial.testing.guides import constrained_model
-from pyro_radial.uncertainty.metrics import accuracy
 from tests.devices import host_noise, pretend
-from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
+from tests.golden.programs import all_programs, run
 from tests.tables import DISTRIBUTIONS, GUIDES
 from tutorials.streams import class_split_stream
 
@@ -140,13 +133,6 @@ def values(*modules):
     return [module.state_dict() for module in modules]
 
 
-def trained(device, **kwargs):
-    model = classifier(device)
-    guide = AutoRadial(model)
-    fit(model, guide, data(CPU), **{**FIT, **kwargs})
-    return model, guide
-
-
 def steps(model, guide, loss, *args, number=2):
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), loss)
     return [svi.step(*args) for _ in range(number)]
@@ -168,19 +154,20 @@ def test_distributions(name):
     assert_same(case)
 
 
-LOSSES = {
-    "Trace_ELBO": Trace_ELBO,
-    "TraceMeanField_ELBO": TraceMeanField_ELBO,
-    "TermsELBO, strict": partial(TermsELBO, strict_kl=True, kl_weight=lambda step: 0.5 + step / 10),
-}
+def default_device_of(device):
+    return nullcontext() if device == CPU else torch.device(device)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@on_both_devices
-def test_losses(device, loss):
-    model, batch = classifier(device), data(device)
-    guide = AutoRadial(model)
-    return steps(model, guide, LOSSES[loss](), *batch), values(guide)
+# The losses of compiled steps are read when they are used.
+@pytest.mark.parametrize("name", sorted(all_programs().keys() - {"compiled_steps"}))
+def test_programs_of_tests_golden_on_a_default_device(name):
+    """Losses, priors, handlers, functions, chains, scores: all that they make is on the device."""
+    outcomes = []
+    for device in (CPU, DEVICE):
+        with default_device_of(device), host_noise.HostNoise() if GPU else nullcontext():
+            outcomes.append(run(all_programs()[name]))
+    for result, expected in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][result].cpu(), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", GUIDES)
@@ -238,28 +225,6 @@ def test_likelihoods(name):
     assert_same(case)
 
 
-PRIORS = {
-    "normal": lambda: dist.Normal(0.0, 1.0),
-    "tensors": lambda: {
-        name: dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape))
-        for name, shape in {"0.weight": (5, 3), "0.bias": (5,), "2.weight": (2, 5), "2.bias": (2,)}.items()
-    },
-    "FanIn": priors.FanIn,
-    "HyperScale": HyperScale,
-    "LearnedScale": LearnedScale,
-    "RadialDirectionalPrior": priors.RadialDirectionalPrior,
-    "mixture": scale_mixture,
-}
-
-
-@pytest.mark.parametrize("name", PRIORS)
-@on_both_devices
-def test_priors(device, name):
-    model, batch = classifier(device, prior=PRIORS[name]()), data(device)
-    guide = (AutoRadialDirectional if name == "RadialDirectionalPrior" else AutoMeanField)(model)
-    return steps(model, guide, TermsELBO(), *batch), values(guide, model), predict(model, guide, batch[0]).samples
-
-
 NETS = {
     "convolution": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3, padding=1), nn.Flatten(), nn.ReLU(), nn.Linear(6, 2)
@@ -279,15 +244,6 @@ def test_networks(device, net):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Batch norm mixes rows, so some weights have no local noise.
         return [*results, steps(model, local_reparameterization(guide), TermsELBO(), *batch), values(guide, model)]
-
-
-@on_both_devices
-def test_handlers(device):
-    model, batch = classifier(device), data(device)
-    guide = AutoRadial(model)
-    bias = dist.Normal(torch.zeros(5, device=device), 2.0).to_event(1)
-    pairs = [(model, mean_only(guide)), (swap_prior(model, {"0.bias": bias}), guide)]
-    return [steps(*pair, TermsELBO(), *batch) for pair in pairs], values(guide, model)
 
 
 FITS = {
@@ -337,7 +293,6 @@ def test_fit_resumes_from_a_checkpoint(device, tmp_path):
         fit(model, guide, data(CPU), **{**FIT, "epochs": epochs}, checkpoint=kept)
         ends = values(model, guide)
     return ends
-    assert_same(lambda device: values(*trained(device)))
 
 
 @pytest.mark.parametrize(("guide", "form"), [*((guide, "exact") for guide in GUIDES), ("AutoRadial", "normal")])
@@ -373,104 +328,6 @@ def test_streams(coreset):
         return matrix.values.nan_to_num(-1.0).tolist(), twin.state_dict()
 
     assert_same(case)
-
-
-PROCESSES = {
-    "GaussianProcess": lambda: functional.GaussianProcess(rbf),
-    "ImplicitProcess": lambda: functional.ImplicitProcess(random_lines),
-    "PosteriorProcess": lambda: posterior_process(),
-}
-
-
-class Kernel(nn.Module):
-    """A kernel with a parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x, z):
-        return self.log_scale.exp() * rbf(x, z)
-
-
-def rbf(x, z):
-    return (-0.5 * torch.cdist(x, z).square()).exp()
-
-
-def random_lines(x, num_samples):
-    return torch.einsum("nd,sdo->sno", x, torch.randn(num_samples, x.shape[1], 2, device=x.device, dtype=x.dtype))
-
-
-def posterior_process():
-    bnn = BayesianModule(mlp())
-    guide = AutoMeanField(bnn)
-    guide.setup(torch.zeros(2, 3))
-    return functional.PosteriorProcess(bnn, guide.posterior())
-
-
-@pytest.mark.parametrize("name", PROCESSES)
-@on_both_devices
-def test_draws_of_functions(device, name):
-    prior = PROCESSES[name]().to(device)
-    x = torch.rand(7, 3).to(device)
-    found = [prior.sample(x, 4, 2)]
-    if name in ("GaussianProcess", "PosteriorProcess"):
-        found.append(prior.moments(x, 2))
-    if name == "PosteriorProcess":
-        found.append(prior.marginals(x, 2))
-    if name == "GaussianProcess":
-        found += [prior.score(found[0], x), prior.log_prob(found[0], x)]
-    return found
-
-
-DIVERGENCES = {
-    "GaussianKL": functional.GaussianKL,
-    "LinearizedKL": partial(functional.LinearizedKL, 0.1),
-    "SteinKL": functional.SteinKL,
-}
-POINTS = {
-    "UniformBox": lambda x: functional.UniformBox(-1.0, 1.0, 5),
-    "BetweenRows": lambda x: functional.BetweenRows(x, 5),
-}
-
-
-@pytest.mark.parametrize(
-    ("divergence", "points"), [*((name, "UniformBox") for name in DIVERGENCES), ("GaussianKL", "BetweenRows")]
-)
-@on_both_devices
-def test_functional_losses(device, divergence, points):
-    x, y = regression_data(CPU)
-    model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian()).to(device)
-    guide, prior = AutoMeanField(model), functional.GaussianProcess(rbf).to(device)
-    loss = FunctionalELBO(
-        prior, POINTS[points](x.to(device)), divergence=DIVERGENCES[divergence](), num_functions=40, weight_space_kl=0.1
-    )
-    result = fit(model, guide, (x, y), loss=loss, **{**FIT, "epochs": 1})
-    return values(guide, model), result.history[-1]["loss"]
-
-
-@on_both_devices
-def test_a_process_is_fitted_and_compared(device):
-    x, y = regression_data(device)
-    prior = functional.GaussianProcess(Kernel()).to(device)
-    noise = prior.fit(x, y, num_points=6, steps=1)
-    found = [noise, prior.log_marginal_likelihood(x, y), prior.posterior(x, y, x + 0.1)]
-    model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.5)).to(device)
-    guide = AutoRadial(model)
-    loss = FunctionalELBO(prior, functional.UniformBox(-1.0, 1.0, 5), divergence=functional.GaussianKL())
-    fit(model, guide, (x.cpu(), y.cpu()), loss=loss, **{**FIT, "epochs": 1})
-    fitted = fit(model, guide, (x, y), loss=loss, **{**FIT, "epochs": 1})
-    return [*found, fitted.history[0]["loss"]]
-
-
-@on_both_devices
-def test_functions_are_held_at_kept_inputs(device):
-    model, batch = classifier(device), data(device)
-    guide = AutoMeanField(model)
-    guide.setup(*batch)
-    zeros = torch.zeros(ROWS, 2, device=device)
-    loss = FunctionChainELBO([FunctionMemory(None, batch[0], zeros, zeros + 1.0, ROWS)], max_points=5)
-    return steps(model, guide, loss, *batch), values(guide)
 
 
 AFTER = {
@@ -517,19 +374,6 @@ def test_after_training(device, name, is_default):
         guide = AutoRadial(model)
         fit(model, guide, data(CPU), **FIT)
         return [AFTER[name](model, guide, data(rows_at)) for rows_at in (CPU, device)]
-
-
-@on_both_devices
-def test_metrics(device):
-    probs = torch.rand(ROWS, 2).softmax(-1).to(device)
-    y = (torch.arange(ROWS) % 2).to(device)
-    curve = uncertainty.referral_curve(accuracy, probs, y, probs[:, 0])
-    return [
-        float(uncertainty.auroc(probs[:, 0], y.bool())),
-        float(uncertainty.expected_calibration_error(probs, y)),
-        curve.score.tolist(),
-        float(uncertainty.crps_from_draws(probs.T, y.float()).mean()),
-    ]
 
 
 pretend_only = pytest.mark.skipif(GPU, reason="counts what the pretend device reads")
