@@ -17,7 +17,6 @@ from tests.calls.sweep import Part, Row, some
 
 NAN = math.nan
 X, Y = torch.linspace(-1.0, 1.0, 24).reshape(8, 3), torch.linspace(0.0, 1.0, 8).unsqueeze(-1)
-SETTINGS = dict(epochs=1, batch_size=6, optim=partial(torch.optim.Adam, lr=0.1))
 
 
 def model():

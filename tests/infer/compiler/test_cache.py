@@ -196,17 +196,6 @@ def test_a_weight_of_the_kl_is_an_input_and_zero_has_another_graph():
     assert len(loss.programs) == 2
 
 
-def test_modes_and_plain_attributes_have_other_graphs():
-    loss = steps_on_a_classifier(net=nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
-    loss((X, Y))
-    loss.model.eval()
-    assert_as_the_program(loss)
-    loss.model.likelihood.num_data = 80
-    loss((X, Y))
-    assert loss.loss.terms.num_data == 80
-    assert_as_the_program(loss)
-
-
 def test_a_handler_around_the_call_is_at_work():
     loss = steps_on_a_classifier()
     loss((X, Y))
