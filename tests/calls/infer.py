@@ -4,7 +4,7 @@
 """Calls of ``pyro_radial.infer``, without guides."""
 
 import math
-from functools import cache, partial
+from functools import cache
 
 import torch
 from pyro.infer import Trace_ELBO
