@@ -47,6 +47,9 @@ class GuideOptim(ABC):
 class GraphOptimizer(Optimizer, ABC):
     """An optimizer with a step that a graph of the loss can take.
 
+    As a graph of its own the step would have to read all gradients from memory again, which takes noticeably longer in
+    small batches.
+
     A graph takes the step by :meth:`update_in_graph`, and :meth:`count_step` counts it on the host afterwards.
     ``changed_tensors`` are the tensors that such a step changes. While ``stopped``, a 0-d tensor, is not zero, a step
     changes nothing. ``other_optimizer`` is an ordinary optimizer of further parameters, or None.

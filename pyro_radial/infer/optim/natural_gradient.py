@@ -195,8 +195,10 @@ class NaturalGradient(GuideOptim):
         for name, parameter in all_parameters.items():
             if parameter.requires_grad and parameter not in site_parameters:
                 names[parameter] = name
-        others = {name: parameter for parameter, name in names.items()}
-        other_optimizer = make_optimizer(self.other_optim, others) if others else None
+        other_parameters = {name: parameter for parameter, name in names.items()}
+        other_optimizer = (
+            make_optimizer(self.other_optim, other_parameters) if other_parameters else None
+        )
         return NaturalGradientOptimizer(
             sites,
             other_optimizer,
