@@ -148,8 +148,13 @@ class TermsELBO(TraceMeanField_ELBO):
         :param step: the number of the step, counted from one, instead of ``step``.
         :returns: the loss as a tensor to differentiate, and its terms.
         """
-        loss, evaluated = self._loss_and_passes(model, guide, args, dict(kwargs), weight, step)
-        return loss, average(evaluated, self.num_particles)
+        losses = []
+        evaluated = []
+        for loss, terms in self._passes(model, guide, args, dict(kwargs), weight, step):
+            losses.append(loss)
+            evaluated.append(terms)
+        mean_loss = as_tensor(sum(losses) / self.num_particles)
+        return mean_loss, average(evaluated, self.num_particles)
 
     def loss(self, model: Model, guide: Guide, *args: object, **kwargs: object) -> float:
         """Return the loss without gradients, as a number like Pyro's losses; this reads it on the host."""
@@ -160,32 +165,15 @@ class TermsELBO(TraceMeanField_ELBO):
     ) -> Tensor:
         """Return the loss as a tensor to differentiate, without a host-device synchronization."""
         step = self.step + torch.is_grad_enabled()
-        loss, evaluated = self._loss_and_passes(
+        loss, terms = self.loss_and_terms(
             model, guide, args, kwargs, self.weight_at(self.step), step
         )
-        self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
+        self.keep(lambda: terms, torch.is_grad_enabled())
         return loss
 
     def loss_and_grads(self, model: Model, guide: Guide, *args: object, **kwargs: object) -> Tensor:
         """Return the loss and add its gradients to those of the parameters, one pass after the other."""
         return self._total_of_passes(model, guide, args, kwargs, backward=True)
-
-    def _loss_and_passes(
-        self,
-        model: Model,
-        guide: Guide,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        weight: float | Tensor,
-        step: int,
-    ) -> tuple[Tensor, list[LossTerms]]:
-        """Return the mean loss of all passes, and the terms of each."""
-        losses = []
-        evaluated = []
-        for loss, terms in self._passes(model, guide, args, kwargs, weight, step):
-            losses.append(loss)
-            evaluated.append(terms)
-        return as_tensor(sum(losses) / self.num_particles), evaluated
 
     def _total_of_passes(
         self,

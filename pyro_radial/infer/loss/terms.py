@@ -133,6 +133,8 @@ register_pytree_node(LossTerms, _flatten, _unflatten)
 def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
     """Return the mean over particles; a pass with vectorized particles holds the sum over all of them."""
     reference = particles[0]
+    if len(particles) == num_particles == 1:
+        return reference
     sampled_kl: dict[str, str] = {}
     for terms in particles:
         sampled_kl |= terms.sampled_kl
