@@ -26,7 +26,6 @@ from pyro_radial.infer.step.evaluation import (
     Mode,
     has_terms,
     keep_terms,
-    scale_gradients,
 )
 from pyro_radial.infer.step.stepper import Stepper
 
@@ -155,7 +154,8 @@ class _WithGradients(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> Any:
         """Return the gradients, scaled by the gradient of the loss."""
-        return None, None, *scale_gradients(ctx.gradients, by_loss)
+        scaled = (None if gradient is None else gradient * by_loss for gradient in ctx.gradients)
+        return None, None, *scaled
 
 
 class CompiledSVI(CompiledELBO):

@@ -128,13 +128,6 @@ class LossEvaluation(NamedTuple):
         return pairs
 
 
-def scale_gradients(
-    gradients: Iterable[Tensor | None], factor: float | Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return gradients times a factor; None stays None."""
-    return tuple(None if gradient is None else gradient * factor for gradient in gradients)
-
-
 class _ProgramRun(NamedTuple):
     """A run of a program: the loss, its terms, the parameters by name, and a trace of the ``param`` statements."""
 
