@@ -156,22 +156,6 @@ def test_a_parameter_that_is_replaced_by_its_like_needs_no_new_graph():
     assert loss.programs[0].graph is graph
 
 
-def test_a_parameter_of_another_shape_is_recorded_again():
-    def model(x):
-        size = pyro.param("w", torch.ones(2))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(size.sum() * x, 1.0), obs=x)
-
-    x = torch.randn(4)
-    loss = Graphed(model, lambda x: None, TermsELBO(), compile=False)
-    by_two, _ = loss((x,))
-    pyro.clear_param_store()
-    pyro.param("w", torch.ones(3))
-    by_three, pairs = loss((x,))
-    assert by_two != by_three
-    assert pairs[0][1].shape == (3,)
-
-
 def test_a_load_of_pyros_store_is_seen(tmp_path):
     loss = steps_on_a_classifier()
     loss((X, Y))

@@ -232,13 +232,6 @@ def test_a_step_that_cannot_be_captured_is_taken_without(device, monkeypatch):
     assert len(caught) == 1
 
 
-def test_without_compilation_nothing_is_captured(device):
-    svi = steps_of(compile=False)
-    for _ in range(4):
-        svi.step(X, Y)
-    assert device.captures == 0
-
-
 def test_evaluations_and_gradients_alone_are_not_captured(device):
     svi = steps_of()
     for _ in range(4):

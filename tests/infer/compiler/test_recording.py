@@ -235,14 +235,6 @@ def test_a_program_that_is_no_graph_runs_as_it_is_with_a_reason(name, monkeypatc
     assert not svi.num_graphs
 
 
-def test_a_warning_names_the_users_line():
-    program = of_model(branching)
-    svi = CompiledSVI(program.model, program.guide, pyro.optim.SGD({"lr": 0.0}), program.loss)
-    with pytest.warns(UserWarning, match="reads the value of a tensor") as caught:
-        svi.step(X, Y)
-    assert [warning.filename for warning in caught] == [__file__]
-
-
 def test_a_refusal_is_remembered_for_all_values_and_shapes():
     runs = []
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Learning rates by the names of parameters, what they mean for scales, and how they fall."""
+"""Learning rates by the names of parameters, and how they fall."""
 
 import math
 from functools import partial
@@ -10,13 +10,10 @@ import pyro
 import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
-from torch.nn.functional import softplus
-from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
-from pyro_radial import AutoMeanField, AutoRadial
 from pyro_radial.infer.training.training_run import TrainingRun
-from tests.helpers.runs import ROWS, STEPS_PER_EPOCH, assert_same, data, function_problem, problem, state_of, trained
+from tests.helpers.runs import STEPS_PER_EPOCH, assert_same, data, function_problem, problem, state_of, trained
 
 
 @pytest.fixture
@@ -37,17 +34,6 @@ def scales_at(scales, others, optim=pyro.optim.Adam, **settings):
 
 
 # ------------------------------------------------------------------------------------------------ by name
-
-
-def test_rates_by_name_train_as_groups_of_a_torch_optimizer_do():
-    def by_hand(parameters):
-        assert len(parameters) == 8
-        return SGD([{"params": parameters[:4], "lr": 1e-3}, {"params": parameters[4:], "lr": 2e-2}], fused=True)
-
-    state, result = trained(*problem(), optim=by_hand)
-    other, other_result = trained(*problem(), optim=scales_at(2e-2, 1e-3, pyro.optim.SGD))
-    assert other_result == result
-    assert_same(other, state)
 
 
 @pytest.mark.parametrize("make", [problem, partial(problem, guide=AutoNormal), function_problem])
@@ -82,31 +68,6 @@ def test_a_schedule_multiplies_the_rate_of_each_group(schedule, factor, taken):
         assert (others, scales) == pytest.approx((3e-3 * factor(step), 1e-2 * factor(step)), rel=1e-6)
 
 
-# ------------------------------------------------------------------------------------ what a rate of scales means
-
-
-@pytest.mark.parametrize(("guide", "stddev"), [(AutoRadial, 0.003), (AutoMeanField, 0.1), (AutoNormal, 0.5)])
-def test_a_step_of_scales_is_one_of_their_logarithm_times_the_slope_of_softplus(guide, stddev):
-    r"""With :math:`\sigma = \log(1 + e^\rho)`, :math:`d \log \sigma / d \rho = (1 - e^{-\sigma}) / \sigma`."""
-    rate = 1e-3
-    start = {"init_scale": stddev} if guide is AutoNormal else {"init_stddev": stddev}
-    model, made = problem(guide=partial(guide, **start))
-    made(*data())
-    before = {name: value.detach().clone() for name, value in made.named_parameters() if "scales" in name}
-    # The first step of Adam moves each element by the rate.
-    trained(model, made, epochs=1, batch_size=ROWS, optim=scales_at(rate, 0.0))
-    after = dict(made.named_parameters())
-    assert before
-    for name, rho in before.items():
-        sigma, moved = softplus(rho.double()), softplus(after[name].detach().double())
-        if guide is AutoRadial:
-            assert sigma.mean() == pytest.approx(stddev * rho.numel() ** 0.5, rel=1e-4)
-        slope = (1 - (-sigma).exp()) / sigma
-        # To first order in the rate, and to rounding of rho in single precision.
-        expected = (rate * slope).expand_as(moved)
-        assert torch.allclose((moved / sigma).log().abs(), expected, rtol=2 * rate, atol=1e-6), name
-
-
 # -------------------------------------------------------------------------------------------------- step by step
 
 
@@ -115,11 +76,3 @@ def test_a_cosine_by_its_name_counts_the_steps_of_the_run():
     assert_same(trained(*problem(), optim=scales_at(1e-2, 3e-3), scheduler="cosine")[0], expected)
     with pytest.raises(ValueError, match=r"scheduler must be a function from .*, or 'cosine', got str"):
         trained(*problem(), scheduler="linear")
-
-
-def test_after_epochs_is_the_default():
-    scheduler = partial(StepLR, step_size=1, gamma=0.1)
-    plain, _ = trained(*problem(), scheduler=scheduler)
-    assert_same(trained(*problem(), scheduler=scheduler, scheduler_interval="epoch")[0], plain)
-    by_step, _ = trained(*problem(), scheduler=scheduler, scheduler_interval="step")
-    assert any(not torch.equal(value, plain[name]) for name, value in by_step.items())
