@@ -249,9 +249,7 @@ class CompiledSVI(CompiledELBO):
         """
         stepper = self._stepper
         if self.optim is not self._optim_in_use:
-            stepper.look()
-            stepper.optimizer.forget_gradients()
-            stepper.optimizer = JointOptimizer(self.optim)
+            stepper.replace_optimizer(JointOptimizer(self.optim))
             self._optim_in_use = self.optim
         stepper.optimizer.start(self.model, self.guide, args, kwargs)
         call = self._make_call(self.model, self.guide, args, kwargs)

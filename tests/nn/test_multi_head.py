@@ -68,7 +68,7 @@ def test_a_head_may_be_looked_under():
     with under_head(bnn, 2):
         assert bnn.sites_in_use == (*TRUNK, *head(2))
     assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))
-    with under_head(nn.Linear(2, 2), 3):  # No head at all is no other one.
+    with under_head(nn.Linear(2, 2), 3):  # Here the network has no heads.
         pass
 
 

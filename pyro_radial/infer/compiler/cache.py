@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -217,7 +218,7 @@ class Graphs:
             return evaluation
         if self._device is None:
             self._device = device_graphs(program.device)
-        program.cuda_graphs = self._device if self.compile else None
+        program = replace(program, cuda_graphs=self._device if self.compile else None)
         try:
             replayed = program.rehearse(call, leaves)
         except RuntimeError as error:

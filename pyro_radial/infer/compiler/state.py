@@ -474,7 +474,7 @@ class State:
         if isinstance(variables, dict):
             counted_names = counted_names - INTERNAL
             if isinstance(owner, AutoGuide):
-                # An AutoGuide assigns its plates in every run, which is no change, also if user's code has this name.
+                # Every run of an AutoGuide assigns its plates. That is no change, even where user's code has this name.
                 counted_names = counted_names - {"plates"}
             # Users add attributes to their own objects, and methods or hooks to modules, but not to other objects of
             # libraries, so only these are searched for new attributes.

@@ -160,8 +160,8 @@ def record(
 class _Recorder(TorchDispatchMode):
     """Record the operations in the block as nodes of a graph, and note the values that Python reads.
 
-    ``torch.fx.experimental.proxy_tensor.make_fx`` does the first too. It takes twice as long, since it also runs
-    each operation on fake tensors.
+    ``torch.fx.experimental.proxy_tensor.make_fx`` does the first too. It takes longer, since it also runs each
+    operation on fake tensors.
 
     Python may read values that are computed only from numbers, readable tensors and arguments; it follows which inputs
     each value is computed from.

@@ -93,6 +93,12 @@ class Stepper:
         self.steps_done += 1
         return evaluations
 
+    def replace_optimizer(self, optimizer: JointOptimizer) -> None:
+        """Take later steps by another optimizer, without the gradients of earlier ones."""
+        self.look()
+        self.optimizer.forget_gradients()
+        self.optimizer = optimizer
+
     def look(self) -> None:
         """Raise the error of a step since the last look, if its loss was not finite, and let later steps go on."""
         steps = self._unchecked_steps
