@@ -32,9 +32,9 @@ from pyro_radial.infer.training.checkpoint import (
     State,
     copy_state,
     plain_settings,
+    stateful_attributes,
 )
 from pyro_radial.infer.training.fit import fit
-from pyro_radial.infer.training.trainer import stateful_attributes
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head

@@ -229,6 +229,7 @@ class CompiledSVI(CompiledELBO):
         self._stepper = Stepper(
             self.graphs, JointOptimizer(optim), optional(positive_count, "check_every", check_every)
         )
+        self._num_steps = 0
         # The ``optim`` of the stepper's optimizer, since a user may replace it.
         self._optim_in_use = optim
 
@@ -255,7 +256,8 @@ class CompiledSVI(CompiledELBO):
         call = self._make_call(self.model, self.guide, args, kwargs)
         if call.gradients:
             call = call._replace(optimizer=self.optimizer, stopped=stepper.stopped)
-        (self._latest,) = stepper.step([call])
+        (self._latest,) = stepper.step([call], self._num_steps)
+        self._num_steps += 1
         return as_number(self._latest.loss)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:

@@ -41,13 +41,13 @@ from pyro_radial.continual import Coreset, train_stream
 from pyro_radial.distributions.moments import center
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
-from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.poutine import local_reparameterization
 from pyro_radial.sklearn import BayesianRegressor
 from pyro_radial.testing.guides import constrained_model
 from tests.devices import host_noise, pretend
 from tests.golden.programs import all_programs, run
+from tests.helpers.runs import run_on
 from tests.tables import DISTRIBUTIONS, GUIDES
 from tutorials.streams import class_split_stream
 
@@ -394,8 +394,8 @@ def step_counts(step, number=5):
 def test_a_step_of_fit_reads_whether_its_loss_is_finite_and_what_validation_does(validation):
     model, batch = classifier(DEVICE), data(DEVICE)
     with pyro.validation_enabled(validation):
-        trainer = Trainer(model, AutoRadial(model), batch)
-        counts = step_counts(lambda: trainer.step(batch))
+        run = run_on(model, AutoRadial(model), batch)
+        counts = step_counts(run.step)
     # Validation reads whether a label is there, and whether labels, the output of the network and the parameters of the
     # likelihood are in range.
     # Its optimizer has no fused step on this device, so the loss is looked at each time.

@@ -15,11 +15,12 @@ from pyro.distributions import constraints
 from torch import nn
 from torch.utils.data import Dataset
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO, fit
 from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
+from pyro_radial.infer.data import Batches, Rows
+from pyro_radial.infer.optim.joint import DEFAULT_OPTIM
 from pyro_radial.infer.training.checkpoint import copy_state
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
 
@@ -181,11 +182,19 @@ def trained(model, guide, **kwargs):
     return state_of(model, guide), result
 
 
+def run_on(model, guide, batch, **settings):
+    """A run of ``fit`` that has taken no step, each of which is on the same batch."""
+    rows = Rows(batch, "data")
+    settings = {"optim": DEFAULT_OPTIM, "options": FitOptions(), **settings}
+    batches = Batches(rows, len(rows), 0, batch[1].device)
+    batches.get = lambda *_: batch
+    return TrainingRun(model, guide, TermsELBO(), batches, **settings)
+
+
 @contextmanager
 def killed(monkeypatch, method, at, when):
     """Interrupts the ``at``-th call of a method of the run, before or after it has done its work."""
-    owner = {"gradients": Trainer}.get(method, TrainingRun)
-    method = {"gradients": "_evaluate"}.get(method, method)
+    owner, method = TrainingRun, {"gradients": "_evaluate"}.get(method, method)
     original, calls = getattr(owner, method), 0
 
     def interrupted(self, *args):

@@ -128,15 +128,6 @@ class LossEvaluation(NamedTuple):
         return pairs
 
 
-class _ProgramRun(NamedTuple):
-    """A run of a program: the loss, its terms, the parameters by name, and a trace of the ``param`` statements."""
-
-    loss: Tensor
-    terms: LossTerms | None
-    parameters: dict[str, Tensor]
-    trace: Trace
-
-
 def evaluate_loss(call: Call) -> LossEvaluation:
     """Run a program once as it is, and return its loss, its parameters as ``SVI`` finds them, and their gradients."""
     differentiable = why_not_differentiable(call.loss) is None
@@ -144,24 +135,28 @@ def evaluate_loss(call: Call) -> LossEvaluation:
     earlier_gradients = _pop_gradients(
         [*stored_parameters().values(), *call.extra_parameters.values()]
     )
-    run = _run_program(call, differentiable)
-    has_gradients = differentiable and call.gradients and run.loss.requires_grad
+    evaluation, _ = _run_program(call, differentiable)
+    parameters = evaluation.parameters.values()
     attached = call.attached and call.gradients and differentiable
-    if has_gradients and not attached:
-        scaled_loss = run.loss if call.gradient_scale == 1.0 else run.loss * call.gradient_scale
+    if differentiable and call.gradients and not attached and evaluation.loss.requires_grad:
+        scaled_loss = evaluation.loss
+        if call.gradient_scale != 1.0:
+            scaled_loss = scaled_loss * call.gradient_scale
         # As in SVI, every tensor that the loss depends on gets a gradient.
-        with hooks_later(run.parameters.values()):
+        with hooks_later(parameters):
             scaled_loss.backward(retain_graph=getattr(call.loss, "retain_graph", None))
-    gradients = [parameter.grad for parameter in run.parameters.values()]
-    _pop_gradients(run.parameters.values())
+    gradients = [parameter.grad for parameter in parameters]
+    _pop_gradients(parameters)
     for parameter, gradient in earlier_gradients:
         parameter.grad = gradient
-    if call.check is not None and run.terms is not None:
-        call.check(run.terms)
-    evaluation = _evaluation_of(call, run, gradients)
-    if attached:
-        evaluation = evaluation._replace(loss=run.loss, attached=True)
-    return evaluation._replace(hooked=not differentiable)
+    if call.check is not None and evaluation.terms is not None:
+        call.check(evaluation.terms)
+    return evaluation._replace(
+        loss=evaluation.loss if attached else evaluation.loss.detach(),
+        gradients=_in_separate_memory(gradients),
+        hooked=not differentiable,
+        attached=attached,
+    )
 
 
 def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
@@ -169,33 +164,36 @@ def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
 
     :returns: the evaluation, and the leaf tensors that would get a gradient in ``SVI``.
     """
-    run = _run_program(call, differentiable=True)
-    gradients: Sequence[Tensor | None] = (None,) * len(run.parameters)
+    evaluation, trace = _run_program(call, differentiable=True)
+    loss = evaluation.loss
+    parameters = list(evaluation.parameters.values())
+    gradients: Sequence[Tensor | None] = (None,) * len(parameters)
     leaves: list[Tensor] = []
-    if call.gradients and run.loss.requires_grad:
-        leaves = _gradient_leaves(run.loss)
-        if run.parameters:
-            inputs = list(run.parameters.values())
-            gradients = torch.autograd.grad(run.loss, inputs, allow_unused=True)
+    if call.gradients and loss.requires_grad:
+        leaves = _gradient_leaves(loss)
+        if parameters:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     updated_in_graph: frozenset[Tensor] = frozenset()
     # Hooks that change gradients run after the graph, so the graph must not use the gradients.
-    if call.graph_optimizer is not None and not any(
-        map(post_accumulate_hooks, run.parameters.values())
-    ):
-        by_parameter = dict(zip(run.parameters.values(), gradients, strict=True))
+    if call.graph_optimizer is not None and not any(map(post_accumulate_hooks, parameters)):
+        by_parameter = dict(zip(parameters, gradients, strict=True))
         updated_in_graph = call.graph_optimizer.update_in_graph(
-            run.loss.detach(), by_parameter, _constrained_values(run.trace)
+            loss.detach(), by_parameter, _constrained_values(trace)
         )
         gradients = [
             None if parameter in updated_in_graph else gradient
             for parameter, gradient in by_parameter.items()
         ]
-    evaluation = _evaluation_of(call, run, gradients)
-    return evaluation._replace(updated_in_graph=updated_in_graph), leaves
+    evaluation = evaluation._replace(
+        loss=loss.detach(),
+        gradients=_in_separate_memory(gradients),
+        updated_in_graph=updated_in_graph,
+    )
+    return evaluation, leaves
 
 
-def _run_program(call: Call, differentiable: bool) -> _ProgramRun:
-    """Run a program, and find its parameters."""
+def _run_program(call: Call, differentiable: bool) -> tuple[LossEvaluation, Trace]:
+    """Run a program, and return an evaluation without gradients, whose loss is attached, and its parameters' trace."""
     with poutine.trace(param_only=True) as param_trace:
         loss, terms = _loss_and_terms(call, differentiable)
     parameters = _parameters_in(param_trace.trace)
@@ -203,24 +201,18 @@ def _run_program(call: Call, differentiable: bool) -> _ProgramRun:
     for name, parameter in call.extra_parameters.items():
         if parameter.requires_grad and parameter not in traced_parameters:
             parameters[name] = parameter
-    return _ProgramRun(loss, terms, parameters, param_trace.trace)
-
-
-def _evaluation_of(
-    call: Call, run: _ProgramRun, gradients: Iterable[Tensor | None]
-) -> LossEvaluation:
-    """Return the evaluation of a run with these gradients."""
     # The tail-adaptive loss has gradients but no value.
     has_value = not isinstance(call.loss, TraceTailAdaptive_ELBO)
-    nonfinite = ~torch.isfinite(run.loss) if has_value else torch.isnan(run.loss)
-    return LossEvaluation(
-        run.loss.detach(),
-        _in_separate_memory(gradients),
-        run.parameters,
+    nonfinite = ~torch.isfinite(loss.detach()) if has_value else torch.isnan(loss.detach())
+    evaluation = LossEvaluation(
+        loss,
+        (),
+        parameters,
         nonfinite=nonfinite.any().float(),
-        terms=run.terms,
-        summary=None if run.terms is None else _summary(run.terms),
+        terms=terms,
+        summary=None if terms is None else _summary(terms),
     )
+    return evaluation, param_trace.trace
 
 
 def why_not_differentiable(loss: Any) -> str | None:

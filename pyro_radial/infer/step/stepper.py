@@ -61,22 +61,21 @@ class Stepper:
         self.optimizer = optimizer
         #: A 0-d tensor, one after a loss that was not finite; None before the first loss.
         self.stopped: Tensor | None = None
-        #: The number of steps taken so far.
-        self.steps_done = 0
         self._evaluate = evaluate
         self._interval = interval
         self._given_parameters = parameters
         self._parameters: Mapping[str, Tensor] = parameters or {}
         self._unchecked_steps: list[Step] = []
 
-    def step(self, calls: Sequence[Call]) -> list[LossEvaluation]:
+    def step(self, calls: Sequence[Call], number: int) -> list[LossEvaluation]:
         """Evaluate the loss of each part of a batch on the same draws of the weights, check it, and take a step.
 
+        :param number: the number of the step for messages, counted from zero.
         :raises FloatingPointError: naming what is NaN or infinite; no step is taken on it. On a GPU it is raised some
             steps later, or by :meth:`look`, and the steps between change nothing.
         :raises ValueError: for an observation outside of its support.
         """
-        step = Step(self.steps_done, calls, TorchNoise.current())
+        step = Step(number, calls, TorchNoise.current())
         self.optimizer.forget_gradients()
         evaluations: list[LossEvaluation] = []
         for call in calls:
@@ -90,7 +89,6 @@ class Stepper:
         self.optimizer.apply(
             updated_in_graph=bool(evaluations[-1].updated_in_graph), stepped=evaluations[-1].stepped
         )
-        self.steps_done += 1
         return evaluations
 
     def replace_optimizer(self, optimizer: JointOptimizer) -> None:

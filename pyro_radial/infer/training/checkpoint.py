@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import tree_map_only
 
@@ -144,6 +144,16 @@ def copy_state(state_dict: Mapping[str, Any]) -> State:
         else:
             copies[name] = copy.deepcopy(value)
     return copies
+
+
+def stateful_attributes(loss: object) -> dict[str, Any]:
+    """Return the attributes of a loss that may have a state, such as measurement points."""
+    # Modules of a loss, such as a prior on functions, are not trained.
+    return {
+        name: value
+        for name, value in getattr(loss, "__dict__", {}).items()
+        if not isinstance(value, nn.Module)
+    }
 
 
 def plain_settings(settings: Mapping[str, Any], prefix: str = "") -> Settings:

@@ -149,7 +149,7 @@ def fit(
         _warn(not_standardized(model, *rows.tensors))
     saved = None if file is None else file.load(batches.device)
     # With other epochs a resumed run goes on as it began.
-    graphs = saved["graphs"] if saved else choose_mode(options, batches.device, steps)
+    mode = saved["graphs"] if saved else choose_mode(options, batches.device, steps)
     run = TrainingRun(
         model,
         guide,
@@ -160,16 +160,16 @@ def fit(
         validation_rows,
         seed=seed,
         options=options,
-        graphs=graphs,
+        mode=mode,
         callback=callback,
     )
     if file is not None:
         run.begin(file, saved, epochs)
     run.train(epochs, file, progress)
     run.end()
-    _warn(_find_divergence(run.progress, run.trainer.steps_done))
+    _warn(_find_divergence(run.progress, run.steps_done))
     if isinstance(optim, GuideOptim) and too_short is None:
-        _warn(optim.advice_after(run.trainer.optimizer))
+        _warn(optim.advice_after(run.optimizer))
     return FitResult(run.progress.history, run.progress.best_epoch, run.stopped)
 
 

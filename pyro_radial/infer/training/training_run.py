@@ -1,16 +1,17 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The epochs of a training: records, validation, schedules, and checkpoints that lose nothing."""
+"""A training: its steps and epochs, records, validation, schedules, and checkpoints that lose nothing."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import pyro
 import torch
-from pyro import poutine
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,24 +19,42 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import has_state, load_states, states, warn
-from pyro_radial._pyro.compat import mark_stepped, tree_map
+from pyro_radial._pyro.compat import mark_stepped
 from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.compiler.cache import Graphs
-from pyro_radial.infer.data import Batches, Rows, num_rows
+from pyro_radial.infer.data import Batches, Rows, num_rows, split_batch
 from pyro_radial.infer.loss.elbo import TermsELBO
-from pyro_radial.infer.loss.terms import LossTerms
-from pyro_radial.infer.optim.joint import Optim, check_fused_state
+from pyro_radial.infer.loss.not_finite import check_parameters
+from pyro_radial.infer.optim.joint import (
+    GuideOptim,
+    JointOptimizer,
+    Optim,
+    check_fused_state,
+    make_optimizer,
+)
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.step.evaluation import Mode
-from pyro_radial.infer.training.checkpoint import Checkpoint, Settings, State, plain_settings
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode, evaluate_loss, has_terms
+from pyro_radial.infer.step.stepper import Stepper
+from pyro_radial.infer.training.checkpoint import (
+    Checkpoint,
+    Settings,
+    State,
+    copy_state,
+    plain_settings,
+    stateful_attributes,
+)
 from pyro_radial.infer.training.options import FitOptions
+from pyro_radial.infer.training.preflight import (
+    check_num_data,
+    make_parameters,
+    make_target_check,
+)
 from pyro_radial.infer.training.progress import TERMS, Progress, Record, name_terms
-from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
-from pyro_radial.nn.modules import evaluating
-from pyro_radial.nn.supervised import find_network
+from pyro_radial.nn.modules import Autocast, evaluating
+from pyro_radial.poutine import mean_only
 
 # Added to the seed of a run, for draws before its first step.
 SET_UP = 2**32
@@ -43,13 +62,17 @@ SET_UP = 2**32
 STEPS_TO_CAPTURE, STEPS_TO_COMPILE = 100, 30_000
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
-CHECKPOINT_FORMAT = "fit 5"
+CHECKPOINT_FORMAT = "fit 6"
 # Attributes of a loss that a resumed run must share.
 LOSS_SETTINGS = ("num_particles", "vectorize_particles", "kl_weight", "weight_space_kl")
 
 
 class TrainingRun:
-    """Train for some epochs; takes the arguments of :func:`~pyro_radial.fit` after its checks."""
+    """Train for some epochs; takes the arguments of :func:`~pyro_radial.fit` after its checks.
+
+    :param mode: the :class:`Mode` of steps. If it is "compiled", the graph of a batch of the usual size is compiled at
+        its first use and others are replayed as recorded, so a resumed run replays what an undisturbed one does.
+    """
 
     def __init__(
         self,
@@ -58,52 +81,67 @@ class TrainingRun:
         loss: TermsELBO,
         batches: Batches,
         optim: Optim,
-        scheduler: Any,
-        validation: Rows | None,
+        scheduler: Any = None,
+        validation: Rows | None = None,
         *,
-        seed: int | None,
+        seed: int | None = None,
         options: FitOptions,
-        graphs: str = Mode.AS_IT_IS,
+        mode: str = Mode.AS_IT_IS,
         callback: Callable[[Record], Any] | None = None,
     ) -> None:
+        self.model = model
+        self.guide = guide
+        self.loss = loss
         self.batches = batches
         self.validation = validation
         self.seed = seed
         self.options = options
         self.callback = callback
-        self.graphs = graphs
+        self.mode = mode
+        self.device = batches.device
         # The state of a method is that of its object.
         self._callback_owner = {"callback": getattr(callback, "__self__", callback)}
         self.num_data = options.num_data or len(batches.rows)
-        usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
-        first_rows = self._check_targets(model)
+        self._usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
+        first_rows = self._check_targets()
         if isinstance(scheduler, PyroLRScheduler):
             optim = scheduler
             scheduler = partial(scheduler.pt_scheduler_constructor, **scheduler.kwargs)
+        check_parameters(self._module_parameters().items(), 0)
+        self._program = model
+        if options.autocast is not None:
+            self._program = Autocast(model, options.autocast, self.device)
         # These draws must not depend on whether a run starts or resumes, nor move its random numbers.
-        with seeded(SET_UP + batches.seed, batches.device):
-            self.trainer = Trainer(
-                model,
-                guide,
-                first_rows,
-                loss=loss,
-                optim=optim,
-                clip_norm=options.clip_norm,
-                autocast=options.autocast,
-                accumulate=options.accumulate,
-                graphs=None if graphs == Mode.AS_IT_IS else Graphs(),
-                compile_rows=usual_rows if graphs == Mode.COMPILED else None,
-                check=partial(check_num_data, num_data=self.num_data),
-            )
-        self.scheduler = _make_scheduler(
-            scheduler, self.trainer.optimizer, options.scheduler_interval
-        )
-        self.progress = Progress(
-            torch.zeros(len(TERMS), dtype=torch.float64, device=self.trainer.device)
-        )
+        with seeded(SET_UP + batches.seed, self.device):
+            self._loose = make_parameters(model, guide, first_rows)
+            # Let the loss do what it does at its first call, such as find the nesting of plates; an error comes again
+            # in the first step, with its number.
+            with (
+                _without_warnings(),
+                evaluating(model, guide),
+                torch.no_grad(),
+                suppress(Exception),
+            ):
+                loss(self._program, guide)(*first_rows)  # type: ignore[arg-type]
+            #: Everything that an optimizer can change, by name.
+            self.parameters = {**self._module_parameters(), **self._loose}
+            self.optimizer = self._make_optimizer(optim, first_rows)
+        # The learning rate of each group of parameters before any schedule.
+        self._learning_rates = [float(group.get("lr", 0)) for group in self.optimizer.param_groups]
+        self._graphs = None if mode == Mode.AS_IT_IS else Graphs()
+        self._likelihood = TermsELBO(kl_weight=0.0)
+        joint_optimizer = JointOptimizer(self.optimizer, options.clip_norm)
+        self._stepper = Stepper(self._evaluate, joint_optimizer, parameters=self.parameters)
+        self.scheduler = _make_scheduler(scheduler, self.optimizer, options.scheduler_interval)
+        self.progress = Progress(torch.zeros(len(TERMS), dtype=torch.float64, device=self.device))
         self._scheduler_settings = plain_settings(
             getattr(scheduler, "keywords", {}), prefix="scheduler."
         )
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps taken so far, across resumes."""
+        return self.progress.epoch * self.batches.per_epoch + self.progress.step_in_epoch
 
     @property
     def stopped(self) -> bool:
@@ -117,7 +155,7 @@ class TrainingRun:
         """Train the remaining epochs; with ``show``, behind a progress bar."""
         save_interval = self.options.checkpoint_every
         total = epochs * self.batches.per_epoch
-        initial = min(self.trainer.steps_done, total)
+        initial = min(self.steps_done, total)
         progress = self.progress
         with tqdm(total=total, initial=initial, desc="fit", unit="step", disable=not show) as bar:
             while progress.epoch < epochs and not self.stopped:
@@ -127,7 +165,7 @@ class TrainingRun:
                     if bar.update() or (show and bar.n == total):
                         _, nll, kl = terms.tolist()
                         bar.set_postfix({"nll": f"{nll:.4g}", "kl": f"{kl:.4g}"}, refresh=False)
-                    is_due = save_interval and self.trainer.steps_done % save_interval == 0
+                    is_due = save_interval and self.steps_done % save_interval == 0
                     if checkpoint is not None and is_due:
                         self.save(checkpoint)
                 record = self.end_epoch()
@@ -141,17 +179,37 @@ class TrainingRun:
         """Take one optimizer step on the next batch; returns its terms."""
         progress = self.progress
         number = progress.step_in_epoch
-        batch = self.batches.get(progress.epoch, number)
-        of_means = progress.epoch < self.options.mean_only_epochs
-        terms, kl_weight = self.trainer.step(batch, of_means=of_means)
+        terms, kl_weight = self._step_on(self.batches.get(progress.epoch, number))
         self._schedule("step")
         rows = self.batches.num_rows(number)
         progress.add_step(terms, kl_weight, rows, len(self.batches.rows))
         return terms
 
+    def _step_on(self, batch: tuple[Batch, Batch]) -> tuple[Tensor, float]:
+        """Take one optimizer step on inputs and targets, in the first epochs on the likelihood at the means alone.
+
+        :returns: the loss, negative log-likelihood and KL in nats per datum, on the device, and the weight of the KL.
+        :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken. On a GPU it is raised
+            some steps later, or at the end of an epoch.
+        """
+        of_means = self.progress.epoch < self.options.mean_only_epochs
+        loss = self._likelihood if of_means else self.loss
+        calls = [
+            self._call(loss, rows, gradient_scale)
+            for rows, gradient_scale in split_batch(batch, self.options.accumulate)
+        ]
+        with _without_warnings(), mean_only() if of_means else nullcontext():
+            evaluations = self._stepper.step(calls, self.steps_done)
+        values = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for evaluation, call in zip(evaluations, calls, strict=True):
+            if evaluation.summary is not None:
+                values += evaluation.summary.double() * call.gradient_scale
+        terms = evaluations[-1].terms
+        return values, 0.0 if of_means or terms is None else terms.kl_weight
+
     def end_epoch(self) -> Record:
         """Close the epoch's record, validate, and let the scheduler take its step."""
-        self.trainer.look()
+        self._look()
         progress = self.progress
         record: Record = {
             "epoch": progress.epoch,
@@ -162,7 +220,7 @@ class TrainingRun:
         if self.validation is not None:
             record["validation_nll"] = self._validate(self.validation)
             if progress.improves(record["validation_nll"]):
-                improved = self.trainer.copy_of_modules()
+                improved = self._copy_modules()
         progress.end_epoch(record, improved)
         self._schedule("epoch", record)
         return record
@@ -176,19 +234,91 @@ class TrainingRun:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
-        self.trainer.look()
+        self._look()
         checkpoint.save(self._state())
 
     def end(self) -> None:
         """Leave guide and model with the best parameters."""
         if self.progress.best is not None:
-            self.trainer.load_modules(self.progress.best)
+            self._load_modules(self.progress.best)
 
-    def _check_targets(self, model: Model) -> tuple[Batch, Batch]:
+    def _look(self) -> None:
+        """Raise the error of a step since the last look, if its loss was not finite, or of a parameter that is not."""
+        self._stepper.look()
+        check_parameters(self.parameters.items(), self.steps_done)
+
+    def _call(self, loss: TermsELBO, rows: tuple[Batch, Batch], gradient_scale: float) -> Call:
+        """Return what to evaluate for some rows of a batch in the next step."""
+        call = Call(
+            loss,
+            self._program,
+            self.guide,
+            rows,
+            {},
+            extra_parameters=self.parameters,
+            weight=loss.weight_at(self.steps_done) if has_terms(loss) else 1.0,
+            gradient_scale=gradient_scale,
+            step=self.steps_done + 1,
+            check=partial(check_num_data, num_data=self.num_data),
+        )
+        # The parts of a batch would overwrite each other's gradients in a captured graph.
+        if self._graphs is None or self.options.accumulate > 1:
+            return call
+        return call._replace(
+            optimizer=self.optimizer,
+            eager_optimizer_reason=None
+            if self.options.clip_norm is None
+            else "gradients are clipped",
+            stopped=self._stepper.stopped,
+        )
+
+    def _evaluate(self, call: Call) -> LossEvaluation:
+        """Evaluate a part of a batch."""
+        if self._graphs is None:
+            return evaluate_loss(call)
+        is_compiled = self.mode == Mode.COMPILED and num_rows(call.args[0]) == self._usual_rows
+        return self._graphs(call, compile_now=is_compiled)
+
+    def _make_optimizer(self, optim: Optim, batch: tuple[Batch, Batch]) -> Optimizer:
+        """Return an optimizer of all parameters that require gradients."""
+        if isinstance(optim, GuideOptim):
+            return optim.optimizer(self.model, self.guide, *batch)
+        trained = {
+            name: parameter
+            for name, parameter in self.parameters.items()
+            if parameter.requires_grad
+        }
+        return make_optimizer(optim, trained)
+
+    def _module_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters of the guide, the model and the loss, by name."""
+        return dict(self.loss(self.model, self.guide).named_parameters())  # type: ignore[arg-type]
+
+    def _modules(self) -> dict[str, State]:
+        """Return the state of the guide, of the model, and of parameters outside both."""
+        model = self.model.state_dict() if isinstance(self.model, nn.Module) else {}
+        # By position, because names in Pyro's store count the instances that a process has made.
+        loose: State = {str(position): value for position, value in enumerate(self._loose.values())}
+        return {"guide": self.guide.state_dict(), "model": model, "loose": loose}
+
+    def _copy_modules(self) -> dict[str, State]:
+        """Copy :meth:`_modules`, so that further training does not change it."""
+        return {role: copy_state(entries) for role, entries in self._modules().items()}
+
+    @torch.no_grad()
+    def _load_modules(self, state: State) -> None:
+        """Load what :meth:`_copy_modules` returned."""
+        self.guide.load_state_dict(state["guide"])
+        if isinstance(self.model, nn.Module):
+            self.model.load_state_dict(state["model"])
+        for name, value in self._modules()["loose"].items():
+            value.copy_(state["loose"][name])
+
+    def _check_targets(self) -> tuple[Batch, Batch]:
         """Check that the targets of all rows fit the model, and return the first rows."""
-        with seeded(SET_UP + self.batches.seed, self.batches.device):
+        with seeded(SET_UP + self.batches.seed, self.device):
             first_rows = self.batches.first_rows()
-            check = make_target_check(model, first_rows[0])
+            check = make_target_check(self.model, first_rows[0])
         for rows in (self.batches.rows, self.validation):
             if check is not None and rows is not None:
                 rows.check_targets(check)
@@ -199,7 +329,7 @@ class TrainingRun:
         if self.scheduler is None or interval != self.options.scheduler_interval:
             return
         # After a resume this optimizer object has not taken a step.
-        mark_stepped(self.trainer.optimizer)
+        mark_stepped(self.optimizer)
         if record is not None and isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(record.get("validation_nll", record["loss"]))
         else:
@@ -208,11 +338,10 @@ class TrainingRun:
     def _validate(self, validation: Rows) -> float:
         """Return the negative log predictive density per datum; leaves the training's own noise alone."""
         x, y = validation.all()
-        trainer = self.trainer
-        site = getattr(trainer.loss, "function_site", FUNCTION_SITE)
-        number = 1 if _is_point(trainer.guide) else VALIDATION_SAMPLES
-        with seeded(VALIDATION_SEED, trainer.device):
-            draws = predict(trainer.model, trainer.guide, x, num_samples=number, function_site=site)
+        site = getattr(self.loss, "function_site", FUNCTION_SITE)
+        number = 1 if _is_point(self.guide) else VALIDATION_SAMPLES
+        with seeded(VALIDATION_SEED, self.device):
+            draws = predict(self.model, self.guide, x, num_samples=number, function_site=site)
             value = -float(draws.log_prob(y).mean())
         if math.isnan(value):
             raise FloatingPointError(
@@ -223,24 +352,23 @@ class TrainingRun:
 
     def _settings(self) -> Settings:
         """Return the plain settings of the run, which a resumed run must share."""
-        trainer = self.trainer
-        loss_settings = {name: getattr(trainer.loss, name, None) for name in LOSS_SETTINGS}
-        optimizer_settings = dict(trainer.optimizer.defaults)
+        loss_settings = {name: getattr(self.loss, name, None) for name in LOSS_SETTINGS}
+        optimizer_settings = dict(self.optimizer.defaults)
         optimizer_settings.pop("lr", None)
-        groups = trainer.optimizer.param_groups
-        group_sizes = tuple(len(group["params"]) for group in groups)
         options = asdict(self.options)
         # These may change when a run resumes.
         del options["patience"]
         del options["checkpoint_every"]
         return {
-            "guide": type(trainer.guide).__name__,
-            "likelihood": type(getattr(trainer.model, "likelihood", None)).__name__,
-            "loss": type(trainer.loss).__name__,
+            "guide": type(self.guide).__name__,
+            "likelihood": type(getattr(self.model, "likelihood", None)).__name__,
+            "loss": type(self.loss).__name__,
             **plain_settings(loss_settings, prefix="loss."),
-            "optimizer": type(trainer.optimizer).__name__,
+            "optimizer": type(self.optimizer).__name__,
             **plain_settings(optimizer_settings, prefix="optimizer."),
-            "sizes of parameter groups": group_sizes,
+            "sizes of parameter groups": tuple(
+                len(group["params"]) for group in self.optimizer.param_groups
+            ),
             "scheduler": type(self.scheduler).__name__,
             **self._scheduler_settings,
             **options,
@@ -255,34 +383,38 @@ class TrainingRun:
     def _state(self) -> State:
         return {
             **self.progress.state_dict(),
-            **self.trainer.state_dict(),
+            **self._copy_modules(),
+            "optimizer": self.optimizer.state_dict(),
+            "learning_rates": self._learning_rates,
+            "loss": states(stateful_attributes(self.loss)),
             "settings": self._settings(),
-            "graphs": str(self.graphs),
+            "graphs": str(self.mode),
             "shuffle_seed": self.batches.seed,
-            "rng": rng_state(self.trainer.device),
+            "rng": rng_state(self.device),
             **states({"scheduler": self.scheduler}),
             "callback": states(self._callback_owner),
         }
 
     def _load(self, checkpoint: Checkpoint, state: State) -> None:
         """Resume the run from a checkpoint; an error leaves everything unchanged."""
-        trainer = self.trainer
-        trainer.check_entries(checkpoint, state)
+        for role, entries in self._modules().items():
+            checkpoint.check_entries("model" if role == "loose" else role, state[role], entries)
         checkpoint.check_settings(state["settings"], self._settings())
-        check_fused_state(trainer.optimizer, state["optimizer"], checkpoint.path)
+        check_fused_state(self.optimizer, state["optimizer"], checkpoint.path)
         load_states(self._callback_owner, state["callback"])
-        trainer.load_state_dict(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        load_states(stateful_attributes(self.loss), state["loss"])
+        self._load_modules(state)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        if state["learning_rates"] != trainer.learning_rates:
+        if state["learning_rates"] != self._learning_rates:
             warn(
                 f"checkpoint {checkpoint.path} was made with learning rates {state['learning_rates']} and goes on with "
-                f"them, not with {trainer.learning_rates}; use another checkpoint file to start anew"
+                f"them, not with {self._learning_rates}; use another checkpoint file to start anew"
             )
         self.progress.load_state_dict(state)
-        self.graphs = state["graphs"]
         self.batches.seed = state["shuffle_seed"]
-        set_rng_state(state["rng"], trainer.device)
+        set_rng_state(state["rng"], self.device)
 
 
 def choose_mode(options: FitOptions, device: torch.device, steps: int) -> str:
@@ -318,36 +450,9 @@ def _make_scheduler(scheduler: Any, optimizer: Optimizer, interval: str) -> Any:
     return torch_scheduler
 
 
-def make_target_check(model: Model, x: Batch) -> Callable[[Batch], None] | None:
-    """Return a check of any number of targets of a :class:`~pyro_radial.SupervisedModel`, or None for another model."""
-    network = find_network(model)
-    if network is None or network.likelihood is None:
-        return None
-    with one_at_a_time(), evaluating(model), torch.no_grad(), poutine.block():
-        values = network(x, network.sample_parameters())
-
-    def check(y: Batch) -> None:
-        # All outputs have the shape of the first.
-        rows = num_rows(y)
-        repeated = tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values)
-        network.likelihood.read_target(repeated, y)
-
-    return check
-
-
-def check_num_data(terms: LossTerms, num_data: int) -> None:
-    """Raise a ValueError for plates of another size than the data, because then the KL has a wrong weight."""
-    if not terms.nll_by_site:
-        raise ValueError(
-            "model must observe the targets in a sample site, as SupervisedModel does, got none"
-        )
-    if terms.num_data is None:
-        terms.per_datum()  # It has the words for this.
-    if terms.num_data != num_data:
-        sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
-        raise ValueError(
-            f"model must observe {sites} in a plate of the size of the data, {num_data}, got one of size "
-            f"{terms.num_data}: pyro.plate('data', {num_data}, subsample=...); if that size is "
-            "the product of several plates, as for a table of counts, or you mean it, use "
-            f"fit(..., options=FitOptions(num_data={terms.num_data}))"
-        )
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence Pyro's warnings about NaN in log-densities, because training stops with the name of the site."""
+    # A filter of warnings would apply to all threads; instead Pyro does not look for NaN.
+    with one_at_a_time(), pyro.settings.context(validate_poutine=False):
+        yield

@@ -12,8 +12,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial.infer.optim.joint import make_optimizer, stored_names
-from pyro_radial.infer.training.trainer import Trainer
-from tests.helpers.runs import data, function_problem, problem
+from tests.helpers.runs import data, function_problem, problem, run_on
 
 
 def parameters():
@@ -117,7 +116,7 @@ def test_names_are_those_that_svi_sees(make):
         return pyro.optim.SGD(settings)
 
     model, guide = make()
-    make_optimizer(optim("ours"), Trainer(model, guide, data()).parameters)
+    make_optimizer(optim("ours"), run_on(model, guide, data()).parameters)
     pyro.infer.SVI(model, guide, optim("theirs"), pyro.infer.Trace_ELBO()).step(*data())
     assert seen["ours"] == seen["theirs"]
     assert any("scales" in name for name in seen["ours"])

@@ -21,13 +21,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, CompiledSVI, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.compiler import cache
-from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.optim import natural_gradient
 from pyro_radial.infer.optim.joint import JointOptimizer
 from pyro_radial.infer.optim.natural_gradient import NaturalGradient, _inverse_slope
-from pyro_radial.infer.training.trainer import Trainer
+from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.nn import likelihoods
-from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, trained
+from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, run_on, trained
 
 # Most runs here are too short for widths.
 pytestmark = pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
@@ -553,15 +552,19 @@ def test_a_step_in_a_graph_on_a_loss_that_is_not_finite_changes_nothing(kind, re
     model, guide = problem()
 
     def now():
-        optimizer = svi.optimizer if kind == "CompiledSVI" else trainer.optimizer
+        optimizer = svi.optimizer if kind == "CompiledSVI" else run.optimizer
         return copy.deepcopy({**guide.state_dict(), "optimizer": repr(optimizer.state_dict()["state"])})
 
     if kind == "CompiledSVI":
         svi = CompiledSVI(model, guide, NaturalGradient(), TermsELBO())
         step = svi.step
     else:
-        trainer = Trainer(model, guide, (x, y), optim=NaturalGradient(), graphs=Graphs(), compile_rows=ROWS)
-        step = lambda *batch: trainer.step(batch)  # noqa: E731
+        run = run_on(model, guide, (x, y), optim=NaturalGradient(), mode="compiled")
+
+        def step(*batch):
+            run.batches.get = lambda *_: batch
+            run.step()
+
     # The second step is checked, so it is taken outside of the graph too.
     for _ in range(2):
         step(x, y)
@@ -575,16 +578,12 @@ def test_a_step_in_a_graph_on_a_loss_that_is_not_finite_changes_nothing(kind, re
 
 
 def test_a_step_in_a_graph_on_refused_terms_changes_nothing(recorded_only):
-    def refuse(terms):
-        assert terms.num_data == ROWS
-        raise ValueError("a plate of another size")
-
     model, guide = problem()
-    settings = {"optim": NaturalGradient(), "graphs": Graphs(), "compile_rows": ROWS, "check": refuse}
-    trainer = Trainer(model, guide, data(), **settings)
+    settings = {"optim": NaturalGradient(), "mode": "compiled", "options": FitOptions(num_data=ROWS + 1)}
+    run = run_on(model, guide, data(), **settings)
     before = copy.deepcopy(guide.state_dict())
-    with pytest.raises(ValueError, match="a plate of another size"):
-        trainer.step(data())
+    with pytest.raises(ValueError, match=f"got one of size {ROWS}"):
+        run.step()
     assert_same(guide.state_dict(), before)
 
 

@@ -22,7 +22,7 @@ def taken(monkeypatch):
     seen, original = [], TrainingRun.step
 
     def step(self):
-        seen.append([group["lr"] for group in self.trainer.optimizer.param_groups])
+        seen.append([group["lr"] for group in self.optimizer.param_groups])
         original(self)
 
     monkeypatch.setattr(TrainingRun, "step", step)

@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, diagnose, fit
-from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import likelihoods
-from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
+from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, run_on, trained
 
 
 def unsized():
@@ -162,7 +161,7 @@ def test_targets_in_memory_are_checked_once(monkeypatch):
 
 def test_the_search_for_the_culprit_does_not_hide_the_first_error():
     model, (x, y) = model_and_data("Categorical", 7)
-    trainer = Trainer(model, AutoRadial(model), (x, torch.zeros_like(y)))
+    run = run_on(model, AutoRadial(model), (x, torch.zeros_like(y)))
 
     def broken(*_):
         raise ValueError("the first error")
@@ -172,9 +171,9 @@ def test_the_search_for_the_culprit_does_not_hide_the_first_error():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyro_radial.infer.step.stepper.find_not_finite", search)
-        patch.setattr("pyro_radial.infer.training.trainer.evaluate_loss", broken)
+        patch.setattr("pyro_radial.infer.training.training_run.evaluate_loss", broken)
         with pytest.raises(ValueError, match="the first error"):
-            trainer.step((x, y))
+            run.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.long, torch.float32])
