@@ -242,9 +242,9 @@ def stored_parameters() -> dict[str, Tensor]:
     return pyro.get_param_store()._params
 
 
-def handlers_around() -> bool:
-    """Return whether any of Pyro's handlers is active."""
-    return bool(runtime._PYRO_STACK)
+def handlers_around() -> list[str]:
+    """Return the classes of Pyro's active handlers, the innermost last."""
+    return [type(handler).__name__ for handler in runtime._PYRO_STACK]
 
 
 def forget_handlers() -> None:

@@ -81,6 +81,10 @@ class CompiledELBO:
         self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
         self._latest: LossEvaluation | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the latest evaluation; a copy records its own graphs too."""
+        return {**self.__dict__, "_latest": None}
+
     def __call__(self, model: nn.Module, guide: nn.Module) -> ELBOModule:
         """Make a module with the parameters of a model and a guide; calling it gives the differentiable loss."""
         return ELBOModule(model, guide, self)  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import copy
+import pickle
 from functools import partial
 
 import pyro
@@ -152,6 +154,55 @@ def test_a_scheduler_of_pyros_changes_the_rate():
         optim.step()
     assert [group["lr"] for group in svi.optimizer.param_groups] == pytest.approx([0.0125])
     assert all(group["fused"] for group in svi.optimizer.param_groups)
+
+
+def test_a_reader_of_pyros_optimizers_is_told_which_optimizer_steps():
+    optim = pyro.optim.Adam({"lr": 0.1})
+    svi = recorded(line, guide_of_line, optim, TraceMeanField_ELBO())
+    svi.step(X[:, 0])
+    for read in (optim.get_state, lambda: list(optim.optim_objs.values()), lambda: list(optim.optim_objs)):
+        with pytest.warns(UserWarning, match=r"read and change those of svi\.optimizer") as caught:
+            assert not read()
+        assert caught[0].filename == __file__
+    # Pyro's SVI makes its own in the same place.
+    SVI(line, guide_of_line, optim, TraceMeanField_ELBO()).step(X[:, 0])
+    assert len(optim.optim_objs) == 1
+
+
+@pytest.mark.parametrize(
+    "optim", [pyro.optim.Adam({"lr": 0.01}), ADAM, pyro.optim.Adam(lambda name: {"lr": len(name)})]
+)
+def test_a_state_of_parameters_in_another_order_is_refused(optim):
+    def guide(x, names="ab"):
+        shift = sum(pyro.param(name, torch.zeros(())) for name in names)
+        pyro.sample("w", dist.Normal(shift, 1.0))
+
+    states = []
+    for names in ("ab", "ab", "ba"):
+        pyro.clear_param_store()
+        svi = recorded(line, partial(guide, names=names), copy.copy(optim), TraceMeanField_ELBO())
+        svi.step(X[:, 0])
+        states.append(svi.optimizer.state_dict())
+        if names == "ab":
+            svi.optimizer.load_state_dict(states[0])
+    with pytest.raises(ValueError, match=r"\['b', 'a'\] in this order, got \['a', 'b'\]"):
+        svi.optimizer.load_state_dict(states[0])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda svi: pickle.loads(pickle.dumps(svi))], ids=["copy", "file"])
+@pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), NaturalGradient()], ids=["Adam", "natural"])
+def test_a_copy_goes_on_as_the_original_does(copied, optim):
+    svi = recorded(*problem(), optim, TermsELBO())
+    for _ in range(3):
+        svi.step(X, Y)
+    other = copied(svi)
+    losses = []
+    for each in (svi, other):
+        pyro.set_rng_seed(2)
+        losses.append([each.step(X, Y) for _ in range(3)])
+        assert each.compiled
+    assert losses[0] == losses[1]
+    assert_equal(values(svi.guide), values(other.guide))
 
 
 @pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), pyro.optim.AdagradRMSProp({"eta": 0.01})])

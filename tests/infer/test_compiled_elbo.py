@@ -77,6 +77,7 @@ def test_a_program_that_runs_as_it_is_has_all_gradients():
     assert (model.encoder.weight.grad - first).abs().sum() > 0
 
 
+@pytest.mark.filterwarnings("ignore:the program runs uncompiled. it runs inside of TraceMessenger")
 def test_pyros_svi_takes_it_as_its_loss():
     losses = []
     for make in (TraceMeanField_ELBO, lambda: CompiledELBO(TraceMeanField_ELBO(), compile=False)):

@@ -6,7 +6,10 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +34,10 @@ from pyro_radial.infer.compiler.recording import (
 )
 from pyro_radial.infer.compiler.signature import Leaves, Numbers, descriptions, has_nan, kinds
 from pyro_radial.infer.compiler.state import Refused
+from pyro_radial.infer.compiler.tensor_graph import rehearsal
 from pyro_radial.infer.step.evaluation import (
     Call,
     LossEvaluation,
-    Mode,
     evaluate_loss,
     why_not_differentiable,
 )
@@ -42,8 +45,9 @@ from pyro_radial.infer.step.evaluation import (
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
 
-# The program runs in these steps, and in every 1000th, to check its graph.
-CHECKED_STEPS, CHECKED_EACH = (2, 10, 100), 1000
+# A graph is compared with its program at these uses, and whenever comparisons have taken less than this share of the
+# time.
+CHECKED_USES, CHECKED_SHARE = (2, 10, 100), 0.01
 # The largest difference between program and graph, relative to a result's norm, that counts as rounding.
 MOST_DIFFERENCE = 1e-3
 
@@ -57,7 +61,7 @@ SETTINGS = (
 READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
 
 #: The key of a graph: that of the program, and the descriptions of the leaves of its arguments.
-Signature = tuple[Hashable, tuple[Hashable, ...]]
+Signature = tuple[tuple[Hashable, ...], tuple[Hashable, ...]]
 
 
 class Graphs:
@@ -90,13 +94,19 @@ class Graphs:
         self._failed_once: set[Hashable] = set()
         # The signatures of graphs that gave a wrong result once.
         self._dropped: set[Signature] = set()
-        self._calls = 0
         #: The uses of a graph before it is compiled; None for 1,000 on a CPU and zero where steps are captured.
         self.compile_after: int | None = None
         # Captures steps; None before the first recording, and on a CPU.
         self._device = device
         #: The reasons why programs run without a graph; empty if all have one.
         self.eager_reasons: list[str] = []
+
+    def __reduce__(self) -> Any:
+        """Copy and save only the settings; a copy records its own graphs."""
+        make = partial(
+            Graphs, compile=self.compile, max_signatures=self.max_signatures, options=self.options
+        )
+        return make, ()
 
     def __call__(self, call: Call, *, compile_now: bool | None = None) -> LossEvaluation:
         """Evaluate a loss.
@@ -120,12 +130,10 @@ class Graphs:
         program = self._find_program(key, numbers, call, leaves)
         if not isinstance(program, Program):
             return _run_as_it_is(call) if program is None else program
-        self._calls += call.gradients
-        if call.gradients and _is_checked(call.step or self._calls):
-            replayed = program.rehearse(call, leaves)
-            # A loss that is not finite raises its own error, so nothing is compared.
-            if not bool(replayed.nonfinite):
-                return self._check_against_program(program, key, call, leaves, replayed)
+        program.uses += 1
+        is_due = program.uses in CHECKED_USES or perf_counter() > program.next_check
+        if is_due and self._is_wrong(program, key, call, leaves):
+            return _run_as_it_is(call)
         return program.replay(call, leaves, self._uses_before_compiling(compile_now), self.options)
 
     def _uses_before_compiling(self, compile_now: bool | None) -> int | None:
@@ -157,9 +165,9 @@ class Graphs:
 
     def _must_run_as_it_is(self, call: Call) -> bool:
         """Return whether no program can have a graph here: inside of other handlers, or with this loss."""
-        if handlers_around():
-            return True
         reason = why_not_differentiable(call.loss)
+        if handlers := handlers_around():
+            reason = f"it runs inside of {handlers[-1]}, a handler of Pyro; leave it, or use CompiledSVI instead of SVI"
         if reason is not None:
             self._warn_eager(reason)
         return reason is not None
@@ -200,7 +208,7 @@ class Graphs:
         return self._record(key[0], numbers, call, leaves)
 
     def _record(
-        self, program_key: Hashable, numbers: Numbers, call: Call, leaves: Leaves
+        self, program_key: tuple[Hashable, ...], numbers: Numbers, call: Call, leaves: Leaves
     ) -> Program | LossEvaluation | None:
         """Record a program.
 
@@ -235,30 +243,37 @@ class Graphs:
         self._programs.setdefault(key, []).insert(0, program)
         return program
 
-    def _check_against_program(
-        self, program: Program, key: Signature, call: Call, leaves: Leaves, replayed: LossEvaluation
-    ) -> LossEvaluation:
-        """Run the program as it is, return this result, and drop the graph if its result was different.
+    def _is_wrong(self, program: Program, key: Signature, call: Call, leaves: Leaves) -> bool:
+        """Compare a graph with its program, and drop all graphs of the program if its result is different.
 
-        After a second wrong graph the program is not recorded again.
-
-        :param replayed: the graph's result on the same noise.
+        After a second wrong graph the program is not recorded again. Nothing else changes, so it does not matter for
+        the results when this is done.
         """
-        evaluation = _run_as_it_is(call._replace(attached=False))
+        started = perf_counter()
+        replayed = program.rehearse(call, leaves)
+        # A loss that is not finite raises its own error, so nothing is compared.
+        if bool(replayed.nonfinite):
+            return False
+        with rehearsal():
+            evaluation = _run_as_it_is(call._replace(attached=False))
         difference = _largest_difference(replayed, evaluation)
+        now = perf_counter()
+        program.next_check = now + len(self.programs) * (now - started) / CHECKED_SHARE
         if difference is None:
-            return evaluation._replace(mode=Mode.CHECKED)
-        self._programs[key].remove(program)
+            return False
+        for other_key in list(self._programs):
+            if _is_same_program(other_key, key):
+                del self._programs[other_key]
         if key in self._dropped:
             self._unrecordable.add((key[0], kinds(leaves.values)))
             self._warn_eager(f"its graph gives something else than the program, at {difference}")
-            return evaluation
+        else:
+            warn(
+                f"a graph gave something else than its program, at {difference}, because of a change that could not be "
+                "seen; it is recorded again. Pass what changes as an argument, or keep it in a buffer"
+            )
         self._dropped.add(key)
-        warn(
-            f"a graph gave something else than its program, at {difference}, because of a change that could not be "
-            "seen; it is recorded again. Pass what changes as an argument, or keep it in a buffer"
-        )
-        return evaluation
+        return True
 
     def _reason_for_limit(self, programs: Sequence[Program]) -> str:
         """Return the reason why the limit of ``max_signatures`` graphs is reached: what keeps changing."""
@@ -292,11 +307,6 @@ def _run_as_it_is(call: Call) -> LossEvaluation:
     """Evaluate the loss without a graph."""
     with one_at_a_time():
         return evaluate_loss(call._replace(optimizer=None))
-
-
-def _is_checked(step: int) -> bool:
-    """Return whether the graph is compared with its program in a step, counted from one."""
-    return step in CHECKED_STEPS or step % CHECKED_EACH == 0
 
 
 def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) -> str | None:
@@ -338,19 +348,20 @@ def _relative_distance(value: Tensor, reference: Tensor) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def _program_key(call: Call, leaves: Leaves) -> Hashable:
+def _program_key(call: Call, leaves: Leaves) -> tuple[Hashable, ...]:
     """Return the part of a graph's key that depends on the model, guide, loss and settings, not on arguments."""
-    ids: tuple[object, ...] = (
-        id(call.model),
-        id(call.guide),
-        id(call.loss),
-        id(call.graph_optimizer),
-    )
+    ids = id(call.model), id(call.guide), id(call.loss)
+    optimizer: tuple[object, ...] = (id(call.graph_optimizer),)
     if call.graph_optimizer is not None:
         site_parameters = call.graph_optimizer.param_groups[0]["params"]
-        ids += tuple(map(bool, map(post_accumulate_hooks, site_parameters)))
+        optimizer += tuple(map(bool, map(post_accumulate_hooks, site_parameters)))
     has_no_kl = call.weight == 0.0
-    return ids, leaves.tree, call.gradients, has_no_kl, settings_now()
+    return ids, optimizer, leaves.tree, call.gradients, has_no_kl, settings_now()
+
+
+def _is_same_program(key: Signature, other_key: Signature) -> bool:
+    """Return whether two graphs are of the same model, guide and loss."""
+    return key[0][0] == other_key[0][0]
 
 
 def settings_now() -> tuple[object, ...]:

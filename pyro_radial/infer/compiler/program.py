@@ -3,6 +3,7 @@
 
 """A recorded program: its graph, the guards that say whether the graph holds, and the inputs that it takes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +14,11 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import stored_parameters
-from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiler.cuda import CapturedStep, CudaGraphs
 from pyro_radial.infer.compiler.inductor import GraphFunction, Options, compile_once, has_code
-from pyro_radial.infer.compiler.signature import Leaves, as_tensor_of
+from pyro_radial.infer.compiler.signature import Leaves, is_number, number_tensor
 from pyro_radial.infer.compiler.state import Refused, Slot, State
-from pyro_radial.infer.compiler.tensor_graph import ChangedTensors, Graph, restore_tensors
+from pyro_radial.infer.compiler.tensor_graph import Graph, rehearsal
 from pyro_radial.infer.step.evaluation import (
     Call,
     LossEvaluation,
@@ -41,7 +41,6 @@ class Program:
     #: The slots of the state whose numbers are inputs of the graph, with the types of the numbers.
     number_slots: Sequence[tuple[Slot, type]]
     device: torch.device
-    dtype: torch.dtype
     #: Pyro's dict of parameters while the program was recorded.
     parameter_store: Mapping[str, Tensor]
     parameters: dict[str, Tensor]
@@ -54,11 +53,13 @@ class Program:
     captured: CapturedStep | None = None
     #: Why steps cannot be captured; None if they can.
     uncaptured_reason: str | None = None
+    uses: int = 0
+    #: When the graph is compared with its program again, in seconds of ``time.perf_counter``.
+    next_check: float = math.inf
     # The compiled code; None before it is compiled.
     _code: GraphFunction | None = None
-    _uses: int = 0
-    # The latest arguments that passed the guards, with their ids and versions. They are kept alive because Python could
-    # give the id of a deleted tensor to another one.
+    # The latest arguments on a device that passed the guards, with their ids and versions. They are kept alive because
+    # Python could give the id of a deleted tensor to another one.
     _guarded: list[Tensor] = field(default_factory=list)
     _versions: list[tuple[int, int]] = field(default_factory=list)
 
@@ -70,9 +71,8 @@ class Program:
         :param compile_after: the uses before the graph is compiled; None never compiles it.
         """
         if self._code is None and compile_after is not None:
-            self._uses += 1
             inputs = self.inputs(call, leaves)
-            if self._uses > compile_after or has_code(self.graph, inputs, options):
+            if self.uses > compile_after or has_code(self.graph, inputs, options):
                 self._code = compile_once(self.graph, inputs, options)
                 self.captured = None
         evaluation = self._take_captured_step(call, leaves)
@@ -83,15 +83,9 @@ class Program:
         return self._run(call, leaves, Mode.RECORDED if self._code is None else Mode.COMPILED)
 
     def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
-        """Evaluate the recorded graph on the current noise, then restore the tensors that it changed and the noise."""
-        noise = TorchNoise.current()
-        changed = ChangedTensors()
-        try:
-            with changed:
-                return self._run(call, leaves, Mode.RECORDED)
-        finally:
-            restore_tensors(changed.originals)
-            noise.restore()
+        """Evaluate the recorded graph on the current noise, and change nothing."""
+        with rehearsal():
+            return self._run(call, leaves, Mode.RECORDED)
 
     def code_for(self, mode: Mode) -> GraphFunction:
         """Return the code of the graph, compiled or as it was recorded."""
@@ -142,7 +136,7 @@ class Program:
     def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
         """Return all inputs of the graph but its constants: numbers as 0-d tensors, then tensors of arguments."""
         weight, *other_numbers = self.numbers(call, leaves)
-        number_tensors = [as_tensor_of(number, self.dtype, self.device) for number in other_numbers]
+        number_tensors = [number_tensor(number, self.device) for number in other_numbers]
         return [torch.full((), weight, device=self.device), *number_tensors, *leaves.tensors()]
 
     def is_valid(self, leaves: Leaves) -> bool:
@@ -150,7 +144,8 @@ class Program:
         if stored_parameters() is not self.parameter_store or not self.is_state_valid():
             return False
         for slot, kind in self.number_slots:
-            if type(slot.read()) is not kind:
+            number = slot.read()
+            if type(number) is not kind or not is_number(number):
                 return False
         return self._are_guards_valid(leaves)
 
@@ -172,13 +167,15 @@ class Program:
     def _are_guards_valid(self, leaves: Leaves) -> bool:
         """Return whether the values that the program read from its arguments are those of the recorded run.
 
-        Tensors that passed at the previous call, and were not written to since, are not compared again.
+        A comparison waits for a device, so tensors there that passed at the previous call, and that operations have not
+        changed since, are not compared again. In host memory NumPy may have changed them.
         """
         if self.graph.guards is None:
             return True
         tensors = leaves.tensors()
         versions = [(id(tensor), tensor._version) for tensor in tensors]
-        if versions == self._versions:
+        on_device = all(tensor.device.type != "cpu" for tensor in tensors)
+        if on_device and versions == self._versions:
             return True
         if not self.graph.guards.match(tensors):
             return False

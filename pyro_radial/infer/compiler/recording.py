@@ -28,16 +28,16 @@ from pyro_radial._pyro.compat import (
     remove_host_reads,
     stored_parameters,
 )
-from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
+from pyro_radial._pyro.random_numbers import TorchNoise, host_noise
 from pyro_radial._pyro.types import Message
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.compiler.program import Program
 from pyro_radial.infer.compiler.signature import (
     Leaves,
     Numbers,
-    as_tensor_of,
     descriptions,
     is_number,
+    number_tensor,
     rebuilder,
 )
 from pyro_radial.infer.compiler.state import (
@@ -118,6 +118,7 @@ def _check_in_graph(msg: Message, support: Constraint) -> None:
         msg["value"] = torch.where(allowed, msg["value"], 0)
 
 
+HOST_NOISE = "it draws random numbers from Python or NumPy, which a graph would draw once; draw them with torch"
 # Paths of state that need no comparison, because the weight of the KL is an input of the graph.
 UNREAD = ("loss.step", "loss.kl_weight")
 
@@ -154,6 +155,7 @@ def record_program(
     changes = ChangedTensors()
     code = Code()
     handler = RecordingHandler({})
+    noise_of_host = host_noise()
     with note_replaced_buffers() as buffers, changes, handler, code.watch():
         evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not hasattr(call.loss, "loss_and_terms"):
@@ -175,6 +177,9 @@ def record_program(
         dtype=dtype_of(call.guide, call.model),
     )
     try:
+        if host_noise() != noise_of_host:
+            # The first run may do more than later ones, such as find a start by k-means.
+            raise Refused(HOST_NOISE, may_try_again=True)
         program = _record_with_numbers(numbers, first_run, code)
         _check_gradients(program, evaluation)
         # This raises an error if the program has made an argument require a gradient.
@@ -216,12 +221,13 @@ def _record_with_numbers(numbers: Numbers, first_run: FirstRun, code: Code) -> P
 
 
 def _record_twice(first_run: FirstRun, numbers: Numbers, code: Code) -> Program:
-    """Record a program twice, with different Python noise and numbers, and raise an error if the two graphs differ.
+    """Record a program twice, with different numbers, and raise an error if the two graphs differ.
 
     The second recording finds what torch's noise and the inputs do not determine. The state and tensors are restored.
     """
     call = first_run.call
-    roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
+    classes = [value for value in first_run.leaves.values if isinstance(value, type)]
+    roots = {"model": call.model, "guide": call.guide, "loss": call.loss, "arguments": classes}
     initial_state = State(roots, code, _parameter_holders(call, first_run.parameters))
     if initial_state.unreadable_reason is not None:
         # The first run may do more than later ones, such as find a start by k-means.
@@ -240,9 +246,9 @@ def _record_twice(first_run: FirstRun, numbers: Numbers, code: Code) -> Program:
     noise = TorchNoise.current()
     ignored = set(UNREAD)
     recorded: list[tuple[Graph, dict[str, Tensor]]] = []
-    for seed, inputs in enumerate((recorded_values, nearby_values)):
+    for inputs in (recorded_values, nearby_values):
         try:
-            with seeded_elsewhere(seed), restore_after(first_run.changed_tensors):
+            with restore_after(first_run.changed_tensors):
                 graph, parameters = _record_once(
                     first_run, initial_state, positions, number_slots, inputs
                 )
@@ -273,7 +279,6 @@ def _record_twice(first_run: FirstRun, numbers: Numbers, code: Code) -> Program:
         positions,
         typed_slots,
         device=first_run.device,
-        dtype=first_run.dtype,
         parameter_store=stored_parameters(),
         parameters=parameters,
         constants=graph.constants,
@@ -392,7 +397,7 @@ def _record_once(
     rebuild = rebuilder(call.args, call.kwargs)
     device = first_run.device
     dtype = first_run.dtype
-    numbers = [as_tensor_of(value, dtype, device) for value in values]
+    numbers = [number_tensor(value, device) for value in values]
     # A 0-d tensor does not change the dtype of results.
     scales: dict[float, Tensor] = {
         scale: torch.tensor(scale, dtype=dtype, device=device)
@@ -402,6 +407,8 @@ def _record_once(
         position for position, value in enumerate(leaves) if isinstance(value, Tensor)
     ]
     arguments = [leaves[position].detach() for position in tensor_positions]
+    for argument, position in zip(arguments, tensor_positions, strict=True):
+        vars(argument).update(vars(leaves[position]))
     parameters_by_name: dict[str, Tensor] = {}
     gradient_leaves: list[Tensor] = []
 
@@ -434,7 +441,12 @@ def _record_once(
     try:
         with remove_host_reads(), compare_in_one_hot():
             graph = record(
-                run, [weight, *numbers], arguments, initial_state.tensors, first_run.changed_tensors
+                run,
+                [weight, *numbers],
+                arguments,
+                initial_state.tensors,
+                first_run.changed_tensors,
+                dtype,
             )
         _check_parameters_are_named(graph, gradient_leaves, parameters_by_name, initial_state)
     except Exception as error:
@@ -483,8 +495,7 @@ def _check_same_graph(graph: Graph, second_graph: Graph) -> None:
         raise Refused(f"its sites differ between two runs: {sites} and {second_sites}")
     if not _are_same_graph(graph, second_graph):
         raise Refused(
-            "two runs of it with the same torch noise are two different graphs, so it draws random numbers from "
-            "Python or NumPy, or depends on something else that changes"
+            "two runs of it with the same torch noise are two different graphs, so it depends on something that changes"
         )
 
 

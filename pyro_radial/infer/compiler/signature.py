@@ -16,6 +16,8 @@ from pyro_radial._pyro.compat import tree_flatten, tree_map, tree_unflatten
 from pyro_radial._pyro.types import Args, Kwargs
 from pyro_radial.infer.compiler.state import PLAIN, Refused, metadata_of
 
+# Larger integers are not inputs of a graph: a float64 would round them.
+MOST_INTEGER = 2**53
 # Types of leaves whose values a graph fixes.
 COMPARED = (*PLAIN, range, type, Enum)
 
@@ -108,13 +110,14 @@ class Numbers:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a Python number that can be an input of a graph."""
-    return type(value) in (int, float)
+    """Return whether a value is a Python number that can be an input of a graph, as a float64 or an int64."""
+    return type(value) is float or (type(value) is int and abs(value) < MOST_INTEGER)
 
 
-def as_tensor_of(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a number as a 0-d tensor, which does not change the dtype of results."""
-    return torch.tensor(value, dtype=dtype if type(value) is float else None, device=device)
+def number_tensor(number: float, device: torch.device) -> Tensor:
+    """Return a Python number as a 0-d tensor with the same value."""
+    dtype = torch.float64 if type(number) is float else torch.int64
+    return torch.tensor(number, dtype=dtype, device=device)
 
 
 def description(value: object) -> Hashable:
@@ -122,6 +125,21 @@ def description(value: object) -> Hashable:
 
     :raises Refused: if a graph cannot take the leaf.
     """
+    content = _description_of_content(value)
+    attributes = None if isinstance(value, type | Enum) else getattr(value, "__dict__", None)
+    if not attributes:
+        return content
+    for name, attribute in attributes.items():
+        if not isinstance(attribute, PLAIN):
+            raise Refused(
+                f"an argument has the attribute {name}, of type {type(attribute).__name__}, which a graph cannot take; "
+                "pass it as an argument of its own"
+            )
+    return content, *attributes.items()
+
+
+def _description_of_content(value: object) -> Hashable:
+    """Return the properties of a leaf without attributes that were set on it."""
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise Refused(
@@ -180,8 +198,11 @@ def _open_dataclasses(tree: object) -> Any:
     def open_leaf(value: object) -> object:
         if not is_dataclass(value) or isinstance(value, type):
             return value
+        entries = {f.name: getattr(value, f.name) for f in fields(value)}
+        # Those set on the instance need not be fields.
+        entries.update(getattr(value, "__dict__", {}))
         return OpenedDataclass(
-            type(value), {f.name: _open_dataclasses(getattr(value, f.name)) for f in fields(value)}
+            type(value), {name: _open_dataclasses(entry) for name, entry in entries.items()}
         )
 
     return tree_map(open_leaf, tree)

@@ -27,6 +27,7 @@ from types import (
     ModuleType,
 )
 from typing import Any, NamedTuple, cast
+from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ PLAIN = (
     torch.Size,
     np.generic,
 )
-CONTENTS = (set, bytearray, array, np.ndarray)
+CONTENTS = (set, bytearray, memoryview, array, np.ndarray)
 # The generators of whole modules are seeded for each recording.
 SEEDED = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
 # Iterators and generators of random numbers, whose next value cannot be read without a change of their state.
@@ -392,7 +393,9 @@ class State:
 
     def _visit(self, value: object, path: str, in_user_code: bool) -> None:
         """Add the slots of an object to the state, and its values to the objects to visit."""
-        if id(value) in self._visited or isinstance(value, (*PLAIN, *OPAQUE)):
+        # A subclass of a number or a string may have attributes.
+        is_plain = type(value) in PLAIN or isinstance(value, np.generic)
+        if id(value) in self._visited or is_plain or isinstance(value, OPAQUE):
             return
         self._visited[id(value)] = value
         if isinstance(value, Tensor):
@@ -409,7 +412,7 @@ class State:
                 f"it takes values from {path}{self.code.line_of(path)}, {type(value).__name__}; "
                 "pass them as arguments"
             )
-        elif isinstance(value, CONTENTS):
+        elif isinstance(value, CONTENTS) and not _holds_objects(value):
             size = 0 if isinstance(value, set) else memoryview(cast(Any, value)).nbytes
             if size > MOST_BYTES:
                 self.unreadable_reason = (
@@ -417,6 +420,8 @@ class State:
                 )
             else:
                 self._add_slot(Slot(_copy_content, value, None, path, in_user_code))
+            if isinstance(value, set):
+                self._visit_elements(value, path, in_user_code)
         elif isinstance(value, FunctionType):
             self._visit_function(value)
         elif isinstance(value, ModuleType | type):
@@ -456,10 +461,22 @@ class State:
         keys: Iterable[object] = ()
         if isinstance(container, dict | MappingProxyType):
             keys = list(container)
+            self._visit_elements(keys, path, in_user_code)
+        elif isinstance(container, frozenset):
+            self._visit_elements(container, path, in_user_code)
+        elif isinstance(container, ReferenceType):
+            self._visit_elements([container()], path, in_user_code)
+        elif isinstance(container, np.ndarray):
+            keys = np.ndindex(container.shape)
         elif isinstance(container, list | tuple | deque):
             keys = range(len(container))
         for key in keys:
             self._add_slot(Slot(operator.getitem, container, key, f"{path}[{key!r}]", in_user_code))
+
+    def _visit_elements(self, elements: Iterable[object], path: str, in_user_code: bool) -> None:
+        """Visit objects that have no key of their own in a container, later."""
+        for element in elements:
+            self._to_visit.append((element, f"an element of {path}", in_user_code))
 
     def _add_attributes(self, owner: object, path: str) -> None:
         """Add slots for an object's attributes that code names and for its class, and visit functions that it wraps.
@@ -552,6 +569,11 @@ def _globals_in(code: CodeType) -> Iterator[str]:
             yield instruction.argval
         elif isinstance(instruction.argval, CodeType):
             yield from _globals_in(instruction.argval)
+
+
+def _holds_objects(value: object) -> bool:
+    """Return whether a value is an array of Python objects."""
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
 
 
 def _is_unchanged(value: object, current: object) -> bool:

@@ -27,6 +27,7 @@ from pyro_radial._pyro.compat import (
     tree_flatten,
     tree_leaves,
     tree_map,
+    tree_map_only,
     tree_unflatten,
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
@@ -65,6 +66,16 @@ ARGUMENT_TYPES = (*fx.node.base_types, type(None), torch.layout)
 ARGUMENTS = torch.empty(0)
 LITERAL = torch.ops.aten.lift_fresh.default
 LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
+TO_DTYPE = torch.ops.aten._to_copy.default
+# Operations on integers with results of twice as many digits.
+PRODUCTS = {
+    torch.ops.aten.mul.Tensor,
+    torch.ops.aten.pow.Scalar,
+    torch.ops.aten.pow.Tensor_Scalar,
+    torch.ops.aten.pow.Tensor_Tensor,
+    torch.ops.aten.bitwise_left_shift.Tensor_Scalar,
+    torch.ops.aten.__lshift__.Scalar,
+}
 # Operations that use shape, dtype and device of their first argument, but not its values.
 LIKE = {
     torch.ops.aten.empty_like.default,
@@ -125,6 +136,7 @@ def record(
     arguments: Sequence[Tensor],
     readable: Iterable[Tensor] = (),
     changed: Iterable[Tensor] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> Graph:
     """Record the operations of a function that takes ``[*numbers, *arguments]`` and returns a tree with tensors.
 
@@ -134,9 +146,10 @@ def record(
     :param arguments: small values that are computed from them may be read; see :class:`Guards`.
     :param readable: other tensors that may be read if they are small.
     :param changed: tensors that the function changes, and that may not be read.
+    :param dtype: the dtype that numbers get where they meet no tensor of numbers with a fraction.
     :raises Refused: if the function does something that a graph cannot do.
     """
-    recorder = _Recorder(numbers, arguments, readable, changed)
+    recorder = _Recorder(numbers, arguments, readable, changed, dtype)
     replacements: dict[Any, Callable[..., Any]] = {}
     for function_to_host in TO_HOST:
         replacements[function_to_host] = partial(recorder.copy_to_host, function_to_host)
@@ -173,6 +186,7 @@ class _Recorder(TorchDispatchMode):
         arguments: Sequence[Tensor],
         readable: Iterable[Tensor],
         changed: Iterable[Tensor],
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.host_reads: set[Tensor] = set()
@@ -192,6 +206,9 @@ class _Recorder(TorchDispatchMode):
         self._sources: dict[int, set[Tensor] | None] = {}
         # Keep tensors alive so that their memory is not used again.
         self._tensors_kept_alive: list[Tensor] = []
+        # The memory of numbers, and of what is computed from numbers alone.
+        self._numbers: set[int] = set(map(_memory, numbers[1:]))
+        self._dtype = dtype
         # The state of torch's generators after the latest draw.
         self._noise = TorchNoise.current()
         for tensor in readable:
@@ -217,6 +234,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_paused:
             return func(*args, **kwargs)
+        args, kwargs = self._as_python_would(func, args, kwargs)
         shape = torch.Tag.dynamic_output_shape in func.tags
         if func is torch.ops.aten.index.Tensor:
             indices: list[Tensor | None] = []
@@ -230,6 +248,8 @@ class _Recorder(TorchDispatchMode):
             return result
         read = args[1:] if func in LIKE else args
         sources = set() if func is LITERAL else self._find_sources((read, kwargs))
+        inputs = _tensors_in((args, kwargs))
+        is_number = bool(inputs) and all(map(self._is_number, inputs))
         draws = torch.Tag.nondeterministic_seeded in func.tags
         if draws:
             sources = None
@@ -240,6 +260,8 @@ class _Recorder(TorchDispatchMode):
             self._noise = TorchNoise.current()
         for tensor in (*changed, *_tensors_in(result)):
             self._set_sources(tensor, sources)
+            if is_number:
+                self._numbers.add(_memory(tensor))
         return result
 
     def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -256,6 +278,41 @@ class _Recorder(TorchDispatchMode):
                     item = self._graph.call_function(operator.getitem, (node, position))
                     self._set_node(tensor, item)
         return result
+
+    def _as_python_would(self, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Return the arguments of an operation, with numbers in the dtype in which Python's own would take part.
+
+        Among themselves numbers are float64 or integers. Where they meet tensors, they do not change the dtype of the
+        result. A product of integers may be too large for 64 bits, so it counts as read by Python.
+        """
+        tensors = _tensors_in((args, kwargs))
+        numbers = list(filter(self._is_number, tensors))
+        if not numbers:
+            return args, kwargs
+        if len(numbers) < len(tensors):
+            floats = list(filter(torch.is_floating_point, tensors))
+            dtypes = [tensor.dtype for tensor in floats if not self._is_number(tensor)]
+            dtype = dtypes[0] if dtypes else self._dtype
+            numbers = [number for number in numbers if number.is_floating_point()]
+        elif func._schema.is_mutable:
+            return args, kwargs
+        else:
+            results = _tensors_in(func(*args, **kwargs))
+            if not any(map(torch.is_floating_point, results)):
+                if func in PRODUCTS:
+                    self.note_read(numbers)
+                return args, kwargs
+            dtype = self._dtype if any(result.dim() for result in results) else torch.float64
+        converted: dict[Tensor, Tensor] = {}
+        for number in numbers:
+            if number.dtype != dtype:
+                converted[number] = self._run(TO_DTYPE, (number,), {"dtype": dtype})
+                self._set_sources(converted[number], self._find_sources(number))
+        return tree_map_only(Tensor, lambda tensor: converted.get(tensor, tensor), (args, kwargs))
+
+    def _is_number(self, tensor: Tensor) -> bool:
+        """Return whether a tensor stands for a Python number."""
+        return tensor.dim() == 0 and _memory(tensor) in self._numbers
 
     def _as_argument(self, value: object) -> Any:
         """Return an argument of an operation as a node has it."""
@@ -428,6 +485,21 @@ def restore_tensors(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy values back into tensors, given pairs of a tensor and its value; later pairs are undone first."""
     for tensor, original in reversed(originals):
         tensor.copy_(original)
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Undo at the end of the block what it changes: tensors, replaced buffers, and the state of torch's generators."""
+    noise = TorchNoise.current()
+    changed = ChangedTensors()
+    with note_replaced_buffers() as buffers:
+        try:
+            with changed:
+                yield
+        finally:
+            restore_buffers(buffers)
+            restore_tensors(changed.originals)
+            noise.restore()
 
 
 @contextmanager

@@ -128,6 +128,10 @@ class TermsELBO(TraceMeanField_ELBO):
             return check_weight(self.kl_weight(step))
         return float(self.kl_weight)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the latest terms, which hold functions that cannot be saved."""
+        return {**self.__dict__, "_terms": None}
+
     def keep(self, terms: Callable[[], LossTerms], gradients: bool) -> None:
         """Let :attr:`terms` return the terms of a loss evaluated elsewhere; with gradients, count it as a step."""
         self._terms = terms

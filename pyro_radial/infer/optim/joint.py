@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import mark_stepped, optimizer_state_waiting, pyro_settings
 from pyro_radial._pyro.types import Args, Kwargs, Model, Node
 
@@ -102,7 +103,8 @@ class JointOptimizer:
         self._optim = optim
         self._clip_norm = clip_norm
         self.optimizer: Optimizer | None = None
-        self._adopted: set[Tensor] = set()
+        # The names of the parameters that the optimizer has.
+        self._names: dict[Tensor, str] = {}
         self._scheduler: Any = None
         if isinstance(optim, Optimizer):
             check_no_closure(optim)
@@ -117,18 +119,22 @@ class JointOptimizer:
         new_parameters: dict[str, Tensor] = {
             name: parameter
             for name, parameter in parameters.items()
-            if parameter not in self._adopted
+            if parameter not in self._names
         }
         if not new_parameters:
             return
-        self._adopted.update(new_parameters.values())
+        self._names.update({parameter: name for name, parameter in new_parameters.items()})
         optim: Any = self._optim
         if self.optimizer is None:
             self.optimizer = make_optimizer(optim, new_parameters)
+            self.optimizer.register_state_dict_post_hook(self._save_names)
+            self.optimizer.register_load_state_dict_pre_hook(self._check_names)
             if isinstance(optim, PyroLRScheduler):
                 self._scheduler = optim.pt_scheduler_constructor(self.optimizer, **optim.kwargs)
                 # Pyro has a scheduler for each parameter; this one is for all.
                 optim.optim_objs[next(iter(new_parameters.values()))] = self._scheduler
+            elif isinstance(optim, PyroOptim) and not optim.optim_objs:
+                optim.optim_objs = UnusedOptimizers()
         elif not isinstance(optim, PyroOptim):
             self.optimizer.add_param_group({"params": list(new_parameters.values())})
         else:
@@ -138,6 +144,21 @@ class JointOptimizer:
                     group["initial_lr"] = group["lr"]
                     self._scheduler.base_lrs.append(group["lr"])
             _take_over_groups(self.optimizer, new_optimizer)
+
+    def _save_names(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Add the names of the parameters to the groups of a state."""
+        for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+            saved["names"] = [self._names[parameter] for parameter in group["params"]]
+
+    def _check_names(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Raise a ``ValueError`` if a saved state is of other parameters, or has them in another order."""
+        current = optimizer.state_dict()["param_groups"]
+        for group, saved in zip(current, state_dict["param_groups"], strict=False):
+            if saved.get("names", group["names"]) != group["names"]:
+                raise ValueError(
+                    f"state_dict must be of the optimizer's parameters, {group['names']} in this order, got "
+                    f"{saved['names']}"
+                )
 
     def start(self, model: Model, guide: Any, args: Args, kwargs: Kwargs) -> None:
         """Make the optimizer before the first loss if ``optim`` is a :class:`GuideOptim`."""
@@ -175,6 +196,21 @@ class JointOptimizer:
             torch.nn.utils.clip_grad_norm_(clipped, self._clip_norm)
         with naming_devices(optimizer):
             optimizer.step()
+
+
+class UnusedOptimizers(dict[Tensor, Any]):
+    """The ``optim_objs`` of a Pyro optimizer that one torch optimizer stands in for; a warning says so to a reader."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        warn(
+            "optim has no optimizers of single parameters here; read and change those of svi.optimizer, such as its "
+            "param_groups and state_dict()"
+        )
+        return super().__iter__()
+
+    def values(self) -> Any:
+        """Return the optimizers after the warning."""
+        return [self[parameter] for parameter in self]
 
 
 def add_gradients(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:

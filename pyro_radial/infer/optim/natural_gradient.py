@@ -393,6 +393,10 @@ class NaturalGradientOptimizer(GraphOptimizer):
             self.state.update(other_optimizer.state)
             self._share_groups()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all attributes for a copy, not only those that torch's optimizers have."""
+        return self.__dict__.copy()
+
     def _share_groups(self) -> None:
         """Let the optimizer of other parameters use the groups and the state of this optimizer."""
         if self.other_optimizer is not None:

@@ -39,13 +39,12 @@ NOTHING: Mapping[str, Tensor] = {}
 
 
 class Mode(StrEnum):
-    """How a program ran: as it is, as a graph, or as it is to check its graph."""
+    """How a program ran: as it is, or as a graph."""
 
     AS_IT_IS = "as it is"
     RECORDED = "recorded"
     COMPILED = "compiled"
     CAPTURED = "captured"
-    CHECKED = "checked"
 
 
 class Call(NamedTuple):
@@ -250,7 +249,7 @@ def keep_terms(call: Call, evaluation: LossEvaluation) -> LossEvaluation:
     terms = evaluation.terms
     if terms is None or not has_terms(call.loss):
         return evaluation
-    if evaluation.mode not in (Mode.AS_IT_IS, Mode.CHECKED):
+    if evaluation.mode != Mode.AS_IT_IS:
         site_entropies = partial(_guide_entropies, call.guide, call.args, call.kwargs)
         terms = replace(terms, kl_weight=call.weight, entropies=site_entropies)
     # The next captured step overwrites the terms, so they are copied when a user reads them.

@@ -274,7 +274,8 @@ class TrainingRun:
 
     def _evaluate(self, call: Call) -> LossEvaluation:
         """Evaluate a part of a batch."""
-        if self._graphs is None:
+        # The first epochs run inside of a handler.
+        if self._graphs is None or self.progress.epoch < self.options.mean_only_epochs:
             return evaluate_loss(call)
         is_compiled = self.mode == Mode.COMPILED and num_rows(call.args[0]) == self._usual_rows
         return self._graphs(call, compile_now=is_compiled)

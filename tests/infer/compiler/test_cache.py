@@ -4,11 +4,13 @@
 """A graph gives what its program gives: the same loss, gradients, buffers and noise."""
 
 import functools
+import itertools
 import re
 import sys
 import types
 import warnings
 from contextvars import ContextVar
+from queue import SimpleQueue
 
 import pyro
 import pyro.distributions as dist
@@ -35,6 +37,7 @@ from tests.helpers.programs import (
     prepared,
     take_steps,
 )
+from tests.helpers.runs import assert_same
 
 X, Y = data(8)
 #: Programs of each kind that a stand-in for a device captures, after the compiler has got their noise.
@@ -183,7 +186,7 @@ def test_a_weight_of_the_kl_is_an_input_and_zero_has_another_graph():
 def test_a_handler_around_the_call_is_at_work():
     loss = steps_on_a_classifier()
     loss((X, Y))
-    with mean_only():
+    with mean_only(), pytest.warns(UserWarning, match="runs inside of MeanOnlyMessenger, a handler of Pyro"):
         values = [loss((X, Y))[0] for _ in range(2)]
     assert torch.equal(*values)
     assert not loss.replayed
@@ -281,6 +284,24 @@ def test_a_change_that_no_guard_sees_is_seen_by_the_program(name, loss):
     assert losses[-2:] == pytest.approx([expected] * 2, rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["an import in a function", "a context variable"])
+def test_an_evaluation_is_checked_and_all_graphs_of_a_wrong_one_go(name):
+    read, change = unseen_reads()[name]
+    svi = steps_by(read, Trace_ELBO())
+    x = torch.full((20,), 2.0)
+    svi.guide.setup(x)
+    svi.step(x)
+    svi.evaluate_loss(x)
+    svi.evaluate_loss(x[:10])
+    assert svi.num_graphs == 3
+    change()
+    with pytest.warns(UserWarning, match="gave something else than its program"):
+        value = svi.evaluate_loss(x)
+    assert svi.num_graphs == 0
+    expected = float(Trace_ELBO().differentiable_loss(svi.model, svi.guide, x).detach())
+    assert value == pytest.approx(expected, rel=0.02)
+
+
 def test_a_program_runs_as_it_is_after_two_differences():
     read, _ = unseen_reads()["an import in a function"]
     module = sys.modules["a_module_of_settings"]
@@ -296,28 +317,46 @@ def test_a_program_runs_as_it_is_after_two_differences():
     assert svi._latest.mode == Mode.AS_IT_IS
 
 
+def steps_with_runs(svi, steps, *args):
+    """The numbers of the steps after the first in which the program itself runs; the content of queues is not seen."""
+    runs = SimpleQueue()
+    svi.model.register_forward_pre_hook(lambda *_: runs.put(None))
+    counts = []
+    for _ in range(steps):
+        svi.step(*args)
+        counts.append(runs.qsize())
+    return [number for number, (before, after) in enumerate(itertools.pairwise(counts), 2) if after > before]
+
+
 @pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), NaturalGradient(0.05)], ids=["Adam", "natural"])
-def test_checked_steps_are_those_of_the_graph(optim, monkeypatch):
+def test_checks_change_nothing(optim, monkeypatch):
     final_values = []
-    for checked in (False, True):
-        if not checked:
-            monkeypatch.setattr(cache, "_is_checked", lambda step: False)
+    for uses in ([], [2, 3, 5]):
+        monkeypatch.setattr(cache, "CHECKED_USES", uses)
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
-        model = classifier(net=mlp())
+        model = classifier(net=nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
         guide = AutoRadial(model)
         guide.setup(X, Y)
         svi = CompiledSVI(model, guide, optim, TermsELBO(), compile=False)
-        modes = []
-        for _ in range(12):
-            svi.step(X, Y)
-            modes.append(svi._latest.mode)
-        final_values.append({name: value.detach().clone() for name, value in guide.named_parameters()})
-        monkeypatch.undo()
-        assert [number for number, mode in enumerate(modes, 1) if mode == Mode.CHECKED] == ([2, 10] if checked else [])
-    for name, value in final_values[0].items():
-        torch.testing.assert_close(final_values[1][name], value, rtol=1e-4, atol=1e-5)
+        assert steps_with_runs(svi, 6, X, Y) == uses
+        final_values.append({**guide.state_dict(), **model.state_dict(), "noise": torch.get_rng_state()})
+    assert_same(*final_values)
 
 
-def test_each_thousandth_step_is_checked():
-    assert [step for step in range(1, 3_500) if cache._is_checked(step)] == [2, 10, 100, 1_000, 2_000, 3_000]
+def test_checks_take_at_most_their_share_of_the_time(monkeypatch):
+    seconds = SimpleQueue()
+
+    def clock():
+        # A check reads the clock three times, and other steps once.
+        seconds.put(None)
+        return float(seconds.qsize())
+
+    monkeypatch.setattr(cache, "perf_counter", clock)
+    model = classifier(net=mlp())
+    svi = CompiledSVI(model, AutoRadial(model), pyro.optim.Adam({"lr": 0.01}), TermsELBO(), compile=False)
+    steps = steps_with_runs(svi, 500, X, Y)
+    assert steps[:2] == [2, 10]
+    # One second after each hundred.
+    assert [after - before for before, after in itertools.pairwise(steps[3:])] == [101] * len(steps[4:])
+    assert len(steps) > 5

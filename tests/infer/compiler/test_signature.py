@@ -164,6 +164,41 @@ def test_a_number_that_is_something_else_for_a_while_is_seen():
     check(model, calls, first=(X, 1.0), num_graphs=None)
 
 
+@pytest.mark.parametrize(
+    ("values", "computed", "num_graphs"),
+    {
+        # Python's numbers are exact here; a graph for each value where a graph could not be.
+        "power": ([50_000, 60_000, 200_000], lambda k: k**4 / 1e21, 2),
+        "product": ([2**40, 2**41, 2**42], lambda k: k * k / 2**82, 2),
+        "too large for 64 bits": ([1, 2, 3, 2**64], lambda k: (k % 7) / 7, 2),
+        "too large for a float": ([1, 2, 3, 2**53 + 1], lambda k: (k - 2**53) % 5, 2),
+        "date": ([738_000.1, 738_000.2, 738_000.3], lambda date: date - 738_000, 1),
+        "quotient of integers": ([2**31 + 1, 2**31 + 2, 2**31 + 3], lambda k: k / 3 - 2**31 / 3, 1),
+        "small difference": ([1e-9, 2e-9, 3e-9], lambda gap: ((1.0 + gap) - 1.0) * 1e9, 1),
+        "seconds since 1970": ([1.7e9, 1.7e9 + 0.5, 1.7e9 + 1.0], lambda s: math.pi * (s - 1.7e9), 1),
+    }.values(),
+)
+def test_numbers_are_as_exact_as_in_python(values, computed, num_graphs):
+    def model(x, number):
+        regression(x, noise=1.0 + computed(number))
+
+    check(model, [((X, value), {}) for value in values], num_graphs=num_graphs)
+
+
+@pytest.mark.parametrize(
+    "number", [lambda k: k, lambda k: 0.5 * k, lambda k: k / 7, lambda k: torch.stack([X[0], X[0] * k]).sum()]
+)
+def test_a_number_changes_no_dtype(number):
+    def model(x, k):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        location = (w * number(k)).sum() + (x.long() * number(k) * 1.0).sum() * 0.0
+        assert location.dtype == torch.float32
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(location, 1.0), obs=x.sum(-1))
+
+    check(model, [((X, 0.5 + n), {}) for n in range(4)], num_graphs=1)
+
+
 class Choice(enum.Enum):
     FIRST, SECOND = 0, 1
 
@@ -209,6 +244,67 @@ def of_an_enum(x, choice):
 )
 def test_plain_python_objects_are_arguments(model, calls, num_graphs):
     check(model, [(args, {}) for args in calls], num_graphs=num_graphs)
+
+
+@dataclasses.dataclass
+class Rows:
+    """A batch with an attribute of the class and one that is no field."""
+
+    x: torch.Tensor
+    factor = 1.0
+
+
+def with_attribute(value, **attributes):
+    vars(value).update(attributes)
+    return value
+
+
+class Noise(float):
+    """A number that can have attributes."""
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "num_graphs"),
+    {
+        "entry that is no field": (
+            lambda rows: regression(rows.x, noise=rows.extra),
+            lambda n: with_attribute(Rows(X), extra=1.0 + n),
+            1,
+        ),
+        "attribute of a tensor": (
+            lambda x: regression(x, noise=x.noise),
+            lambda n: with_attribute(X.clone(), noise=1.0 + n % 2),
+            2,
+        ),
+        "attribute of a number": (
+            lambda noise: regression(X, noise=noise * noise.factor),
+            lambda n: with_attribute(Noise(1.5), factor=1.0 + n % 2),
+            2,
+        ),
+        "attribute of a parameter": (
+            lambda x: regression(x, noise=x.noise),
+            lambda n: with_attribute(nn.Parameter(X.clone(), requires_grad=False), noise=1.0 + n % 2),
+            2,
+        ),
+    }.values(),
+)
+def test_attributes_of_arguments_are_seen(model, make, num_graphs):
+    check(model, [((make(n),), {}) for n in range(4)], num_graphs=num_graphs)
+
+
+def test_an_attribute_of_the_class_of_an_argument_is_seen():
+    def calls():
+        for factor in (1.0, 1.0, 2.0):
+            Rows.factor = factor
+            yield (Rows(X),), {}
+
+    check(lambda rows: regression(rows.x, noise=rows.factor), calls, first=(Rows(X),), num_graphs=None)
+
+
+def test_a_tensor_as_an_attribute_of_an_argument_is_refused():
+    svi = CompiledSVI(regression, AutoMeanField(regression), pyro.optim.Adam({"lr": 0.01}), Trace_ELBO(), compile=False)
+    with pytest.warns(UserWarning, match=r"an argument has the attribute weight, of type Tensor"):
+        svi.step(with_attribute(X.clone(), weight=X))
 
 
 def test_arguments_that_change_in_place_are_seen():

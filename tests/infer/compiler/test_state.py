@@ -7,8 +7,9 @@ import os
 import random
 import re
 import warnings
+import weakref
 from array import array
-from collections import deque, namedtuple
+from collections import ChainMap, deque, namedtuple
 from functools import partial
 from itertools import count
 from types import MethodType, ModuleType, SimpleNamespace
@@ -155,6 +156,23 @@ class Slotted:
         self.scale = 1.5
 
 
+class Factor(float):
+    """A number with an attribute."""
+
+    power = 1.0
+
+
+def objects_in(container):
+    """An object with the scale, in a container without keys."""
+    term = Factor(1.5)
+    term.power = 1.0
+    return reading(
+        (container([term]), term),
+        lambda h: sum(each**each.power for each in h[0]),
+        lambda h: setattr(h[1], "power", 2.0),
+    )
+
+
 Pair = namedtuple("Pair", "scale shift")
 
 
@@ -217,6 +235,18 @@ RECORDED = {
     ),
     "deque": lambda: reading(deque([1.5]), lambda h: h[-1], lambda h: h.append(2.5)),
     "set": lambda: reading(set(), lambda h: 2.5 if "large" in h else 1.5, lambda h: h.add("large")),
+    **{
+        f"object in a {name}": partial(objects_in, container)
+        for name, container in {
+            "set": set,
+            "frozenset": frozenset,
+            "dict's key": dict.fromkeys,
+            "NumPy array": partial(np.array, dtype=object),
+            "set of weak references": weakref.WeakSet,
+            "chain of maps": lambda objects: ChainMap({}, dict.fromkeys(objects)),
+        }.items()
+    },
+    "memory view": lambda: reading(memoryview(bytearray(b"12")), lambda h: float(h[0]), lambda h: h.__setitem__(0, 60)),
     "array": lambda: reading(array("d", [1.5]), lambda h: h[0], lambda h: h.__setitem__(0, 2.5)),
     "NumPy array": lambda: reading(np.array([1.5, 2.0]), lambda h: float(h[0]), lambda h: h.__setitem__(0, 2.5)),
     "global number": global_number,
@@ -271,6 +301,11 @@ RECORDED = {
     ),
     "dtype of autocast": dtype_of_autocast,
     "argument as a list": lambda: (lambda x: regression(x, sum(x.tolist())), lambda p: p.args[0].add_(1.0)),
+    "argument changed unseen": lambda: (lambda x: regression(x, sum(x.tolist())), lambda p: p.args[0].data.add_(1.0)),
+    "argument changed by NumPy": lambda: (
+        lambda x: regression(x, x[x > 0.5].sum()),
+        lambda p: np.negative(p.args[0].numpy(), out=p.args[0].numpy()),
+    ),
     "buffer as an array": lambda: of_module(lambda n: float(n.t.numpy()), lambda n: n.t.fill_(2.5), t=TORCH(1.5)),
     "comparison of tensors": lambda: reading(
         (torch.ones(2), torch.ones(2)), lambda h: 1.5 if torch.equal(*h) else 2.5, lambda h: h[0].fill_(2.0)
