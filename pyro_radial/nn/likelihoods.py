@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.naming import UniquelyNamed
+from pyro_radial.distributions.counts import StableNegativeBinomial, StablePoisson
 from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.site_priors import Following
 
@@ -494,7 +495,7 @@ class Poisson(Likelihood):
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the Poisson distribution with log rate ``f``."""
-        return dist.Poisson(f.exp()).to_event(self.event_dim)
+        return StablePoisson(f.exp()).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """Return the rate."""
@@ -546,7 +547,7 @@ class NegativeBinomial(Poisson):
         """Return the negative binomial with log mean ``f``; ``concentration`` broadcasts with ``[*draws, B]``."""
         concentration = self._of_outputs(noise["concentration"])
         logits = f - concentration.log()
-        return dist.NegativeBinomial(concentration, logits=logits).to_event(self.event_dim)
+        return StableNegativeBinomial(concentration, logits=logits).to_event(self.event_dim)
 
     @pyro_method
     def noise(self, f: Tensor) -> dict[str, Tensor]:
