@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Unit
+from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import MCMC
 from pyro.poutine import Trace
@@ -17,10 +18,10 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial._pyro.compat import is_deterministic, tree_map
+from pyro_radial._pyro.compat import is_deterministic, own_mask, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Node
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.distributions.wrappers import WRAPPERS, leaf
 from pyro_radial.infer.prediction.guide_draws import PosteriorSamples, check_has_parameters
 from pyro_radial.nn.modules import evaluating
 
@@ -44,6 +45,10 @@ def to_arviz(
     scale of a mini-batch), ``prior``, ``prior_predictive``, ``observed_data`` and ``constant_data`` (the other tensors
     among the model's arguments). Values computed by ``pyro.deterministic`` are with the latent sites. Dimensions have
     the names of the model's plates. Modules run in evaluation mode.
+
+    Observations under a mask, such as missing targets, are left out. A site that has some, as ``"y"``, has its other
+    observations in one dimension ``"y_id"``, whose labels are their places among all. A row with some targets missing
+    stays, and these targets are NaN in ``observed_data``.
 
     Draws of a guide are independent, so ``r_hat`` and the effective sample size say nothing about how good the guide
     is. The shape parameters that ``loo`` warns about do.
@@ -92,6 +97,7 @@ def to_arviz(
                 f"model must observe a site, got {sorted(latent)} without a value; are targets missing from args?"
             )
         names = _name_dims(latent | observed)
+        is_observed = {name: _observed_elements(site) for name, site in observed.items()}
         for _ in range(num_draws):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             _check_fits(drawn.nodes, latent)
@@ -105,12 +111,26 @@ def to_arviz(
         "log_likelihood": _chains("log_likelihood", draws, num_chains),
         "prior": _chains("latent", prior, 1),
         "prior_predictive": _chains("predicted", prior, 1),
-        "observed_data": data,
-        "constant_data": _constant_data(model, args, kwargs, data),
+        "observed_data": dict(data),
+        "constant_data": _constant_data(model, args, kwargs, data, is_observed),
     }
+    labels = dict(coords or {})
+    for name, elements in is_observed.items():
+        if not bool(elements.all()):
+            row_dims = elements.dim() - observed[name]["fn"].event_dim
+            rows = elements.reshape(*elements.shape[:row_dims], -1).any(-1)
+            names[name][: rows.dim()] = [f"{name}_id"]
+            labels[f"{name}_id"] = rows.flatten().nonzero()[:, 0].tolist()
+            for group in ("posterior_predictive", "log_likelihood", "prior_predictive"):
+                groups[group][name] = groups[group][name][:, :, rows]
+            values = data[name][rows]
+            is_missing = ~elements[rows]
+            if bool(is_missing.any()):
+                values = values.double().masked_fill(is_missing, torch.nan)
+            groups["observed_data"][name] = values
     filled = {group: values for group, values in groups.items() if values}
     arrays = tree_map(lambda value: value.numpy(force=True), filled)
-    return from_dict(arrays, coords=coords, dims=names | dict(dims or {}))
+    return from_dict(arrays, coords=labels, dims=names | dict(dims or {}))
 
 
 def _guide_of(posterior: Any, num_samples: int) -> tuple[Callable[..., object], int, int]:
@@ -151,12 +171,29 @@ def _run(
     for name, site in observed.items():
         log_prob = site["fn"].log_prob(site["value"])
         log_likelihood[name] = scale_and_mask(log_prob, mask=site["mask"])
-        predicted[name] = site["fn"].sample()
+        predicted[name] = site["fn"].sample(
+            log_prob.shape[: log_prob.dim() - len(site["fn"].batch_shape)]
+        )
     return {
         "latent": {name: site["value"] for name, site in latent.items()},
         "log_likelihood": log_likelihood,
         "predicted": predicted,
     }
+
+
+def _observed_elements(site: Node) -> Tensor:
+    """Return which elements of an observed value no mask covers, of the model or within the distribution."""
+    layer = site["fn"]
+    elements = torch.ones_like(site["value"], dtype=torch.bool)
+    masks = [(site["mask"], layer.event_dim)]
+    while isinstance(layer, WRAPPERS):
+        if isinstance(layer, MaskedDistribution):
+            masks.append((own_mask(layer), layer.event_dim))
+        layer = layer.base_dist
+    for mask, event_dim in masks:
+        if mask is not None:
+            elements &= torch.as_tensor(mask, device=elements.device)[(..., *[None] * event_dim)]
+    return elements
 
 
 def _check_fits(drawn: Mapping[str, Node], latent: Mapping[str, Node]) -> None:
@@ -199,13 +236,16 @@ def _constant_data(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     data: Mapping[str, Tensor],
+    is_observed: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """Return the tensors among the model's arguments that it does not observe, by name."""
     signature = inspect.signature(getattr(model, "forward", model))
     constant = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
         if isinstance(value, Tensor) and not any(
-            torch.equal(value.flatten().to(target), target.flatten()) for target in data.values()
+            value.numel() == target.numel()
+            and torch.equal(value.reshape(target.shape).to(target)[elements], target[elements])
+            for target, elements in zip(data.values(), is_observed.values(), strict=True)
         ):
             constant[name] = value
     return constant

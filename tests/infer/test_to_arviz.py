@@ -143,25 +143,67 @@ def test_arviz_summarizes_and_compares_it(tree):
     assert log_pointwise.sum() - 20 < loo.elpd < log_pointwise.sum()
 
 
-def test_masked_rows_and_factors_count_as_in_the_model():
-    def masked(y):
+def test_factors_are_no_data_and_scales_do_not_count():
+    def scaled(y):
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
         pyro.factor("penalty", -w.square())
-        with (
-            pyro.plate("rows", 4),
-            poutine.mask(mask=torch.tensor([True, False, True, True])),
-            poutine.scale(scale=3.0),
-        ):
+        with pyro.plate("rows", 4), poutine.scale(scale=3.0):
             pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
-    w = torch.randn(6)
-    y = torch.randn(4)
-    tree = to_arviz({"w": w}, masked, y, num_samples=3)
+    w, y = torch.randn(6), torch.randn(4)
+    tree = to_arviz({"w": w}, scaled, y, num_samples=3)
     expected = dist.Normal(w.unsqueeze(-1), 1.0).log_prob(y)
-    expected[:, 1] = 0.0
     np.testing.assert_allclose(tree.log_likelihood["y"][0], expected, rtol=1e-5)
     assert list(tree.log_likelihood.data_vars) == ["y"]
     assert "constant_data" not in tree.children
+
+
+@pytest.mark.parametrize("way", ["mask", "distribution", "obs_mask", "event"])
+def test_observations_under_a_mask_are_left_out(way):
+    stats = pytest.importorskip("arviz_stats")
+    seen = torch.tensor([[True, False, True], [False, False, True], [False, False, False], [True, True, True]])
+    w, y = 0.1 * torch.randn(200), torch.randn(4, 3)
+
+    def masked(y, is_seen):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y), dim=-1 if way == "event" else -2):
+            if way == "event":
+                pyro.sample("y", dist.Normal(w.expand(len(y), 3), 1.0).mask(is_seen).to_event(1), obs=y)
+                return
+            with pyro.plate("columns", 3, dim=-1), poutine.mask(mask=is_seen if way == "mask" else True):
+                normal = dist.Normal(w, 1.0).mask(is_seen) if way == "distribution" else dist.Normal(w, 1.0)
+                pyro.sample("y", normal, obs=y, obs_mask=is_seen if way == "obs_mask" else None)
+
+    posterior = {"w": w} | ({"y_unobserved": torch.zeros(200, 4, 3)} if way == "obs_mask" else {})
+    tree = to_arviz(posterior, masked, y, seen, num_samples=3)
+    site = "y_observed" if way == "obs_mask" else "y"
+    expected = dist.Normal(w[:, None, None], 1.0).log_prob(y).masked_fill(~seen, 0.0)
+    data = y.masked_fill(~seen, torch.nan)
+    rows = seen.flatten()
+    if way == "event":
+        rows = seen.any(1)
+        expected, data = expected.sum(-1)[:, rows], data[rows]
+    else:
+        expected, data = expected[:, seen], y[seen]
+    np.testing.assert_allclose(tree.log_likelihood[site][0], expected, rtol=1e-5)
+    np.testing.assert_array_equal(tree.observed_data[site], data)
+    np.testing.assert_array_equal(tree.log_likelihood[f"{site}_id"], rows.nonzero()[:, 0])
+    for group in (tree.posterior_predictive, tree.prior_predictive):
+        assert group[site].shape[2:] == data.shape
+    assert list(tree.constant_data.data_vars) == ["is_seen"]
+    assert stats.loo(tree).n_data_points == rows.sum()
+
+
+def test_missing_targets_of_a_network_are_left_out():
+    x, y = torch.randn(4, 1), torch.tensor([[1.0], [torch.nan], [0.0], [2.0]])
+    net = SupervisedModel(BayesianModule(nn.Linear(1, 1)), likelihoods.Gaussian())
+    guide = AutoMeanField(net)
+    guide.setup(x, y)
+    tree = to_arviz(guide, net, x, y, num_samples=4)
+    np.testing.assert_array_equal(tree.observed_data["y"], y[[0, 2, 3]])
+    expected = dist.Normal(flat(tree.posterior["f"])[:, [0, 2, 3], 0], 1.0).log_prob(y[[0, 2, 3], 0])
+    torch.testing.assert_close(flat(tree.log_likelihood["y"]), expected, rtol=1e-5, atol=1e-5)
+    assert list(tree.constant_data.data_vars) == ["x"]
 
 
 def test_nested_plates_and_events_have_their_own_dimensions():
