@@ -136,7 +136,6 @@ class _BayesianEstimator(BaseEstimator):
         """Turn the columns of a table into those of the network's input."""
         check_is_fitted(self)
         X = self._read_inputs(X)
-        self.columns_.warn_of_unseen(X)
         return self.columns_.transform(X)
 
     def _predict(self, X: Any, read: Callable[[Prediction], Tensor]) -> np.ndarray:
@@ -150,10 +149,11 @@ class _BayesianEstimator(BaseEstimator):
 class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
     """Classify the rows of a table with a Bayesian network, as scikit-learn's classifiers do.
 
-    X is an array of numbers, with NaN where one is missing, or a DataFrame of pandas, whose other columns are
-    categories. All columns are standardized; those of zeros and ones are only centered. A missing number becomes the
-    mean, and another column tells where; missing categories are their own category. For a category that training did
-    not have, a warning is raised, and the network treats it as unknown. A row of weight 2 counts like two equal rows.
+    X is an array of numbers, with NaN where one is missing, or a DataFrame of pandas, whose columns of text and of
+    dtype ``category`` are categories. A warning names text that looks like numbers or names of rows. All columns are
+    standardized; those of zeros and ones are only centered. A missing number becomes the mean, and another column tells
+    where; missing categories are their own category. For a category that training did not have, a warning is raised,
+    and the network treats it as unknown. A row of weight 2 counts like two equal rows.
 
     The defaults were chosen on validation rows of one split of breast cancer, digits, diabetes and concrete, the prior
     on three splits of breast cancer and digits and on 2,000 rows of adult. Natural gradients are worse on concrete,

@@ -8,6 +8,8 @@ import importlib
 import pickle
 import random
 import sys
+from contextlib import nullcontext
+from decimal import Decimal
 from functools import partial
 
 import numpy as np
@@ -26,6 +28,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO
+from pyro_radial._columns import Columns
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.supervised import WeightedRows
 from pyro_radial.sklearn import BayesianClassifier, BayesianRegressor
@@ -210,6 +213,71 @@ def test_a_table_has_numbers_and_categories():
     assert pickle.loads(pickle.dumps(regressor)).predict(data).shape == (6,)
 
 
+@pytest.mark.parametrize("names", [[0, 1], [20, 10], [("a", 1), ("a", 2)]])
+def test_columns_in_another_order_are_refused_whatever_their_names_are(names):
+    data = pytest.importorskip("pandas").DataFrame(X, columns=names)
+    of_table, of_array = (BayesianRegressor(**FAST).fit(x, NUMBERS) for x in (data, X))
+    np.testing.assert_array_equal(of_table.predict(data), of_array.predict(data))
+    with pytest.raises(ValueError, match="X must have the columns of the training in their order"):
+        of_table.predict(data[names[::-1]])
+    if names == [0, 1]:
+        with pytest.raises(ValueError, match=r"in their order, \[0, 1\], got \[1, 0\]"):
+            of_array.predict(data[names[::-1]])
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_a_table_is_read_alike_in_all_its_forms():
+    data = table()
+    nullable = data.convert_dtypes()
+    regressor = BayesianRegressor(**FAST).fit(nullable, NUMBERS)
+    expected = BayesianRegressor(**FAST).fit(data, NUMBERS).predict(data)
+    for rows in (
+        data,
+        nullable,
+        data.astype(object),
+        data.to_numpy(),
+        nullable.to_numpy(),
+        data.astype({"kind": float}),
+    ):
+        np.testing.assert_array_equal(regressor.predict(rows), expected)
+
+
+def test_numbers_in_a_column_of_objects_are_numbers():
+    pandas = pytest.importorskip("pandas")
+    expected = Columns().fit(np.array([[1.5], [np.nan], [3.0]]), np.ones(3))._encode(np.array([[2.0]]))
+    for values in ([1.5, None, 3], [1.5, pandas.NA, 3.0], [Decimal("1.5"), None, Decimal(3)]):
+        data = pandas.DataFrame({"a": pandas.Series(values, dtype=object)})
+        columns = Columns().fit(data, np.ones(3))
+        np.testing.assert_array_equal(columns._encode(pandas.DataFrame({"a": [2.0]})), expected)
+
+
+NUMERALS = [str(number / 7) for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_warned"),
+    [
+        (NUMERALS, True),
+        ([text.replace(".", ",") for text in NUMERALS], True),
+        ([f"${text}" for text in NUMERALS], True),
+        ([f"{number} kg" for number in range(12)] * 5, True),
+        ([f"row {number}" for number in range(60)], True),
+        ([f"town {number}" for number in range(12)] * 5, False),
+        ([str(number) for number in range(10)] * 6, False),
+        (["Bonn", "Oslo", None], False),
+    ],
+    ids=["numbers", "decimal commas", "prices", "units", "names of rows", "towns", "digits", "two towns"],
+)
+def test_text_that_hardly_stands_for_categories_is_warned_of(texts, is_warned):
+    data = pytest.importorskip("pandas").DataFrame({"a": texts})
+    expected = (
+        pytest.warns(UserWarning, match="column 'a' is text with .* pandas.to_numeric") if is_warned else nullcontext()
+    )
+    with expected:
+        Columns().fit(data, np.ones(len(data)))
+    Columns().fit(data.astype("category"), np.ones(len(data)))
+
+
 def test_a_category_that_training_did_not_have_is_told_by_column():
     data = table()
     classifier = BayesianClassifier(**FAST).fit(data, LABELS)
@@ -219,6 +287,8 @@ def test_a_category_that_training_did_not_have_is_told_by_column():
     with pytest.warns(UserWarning, match="'Paris'"):
         other = classifier.predict_proba(data.assign(city="Paris"))
     np.testing.assert_array_equal(probabilities, other)
+    with pytest.warns(UserWarning, match=r"column 'kind' has categories .*, \['\(missing\)'\]"):
+        classifier.predict(data.assign(kind=None))
 
 
 def test_faults_of_a_table_name_the_column():
@@ -229,6 +299,8 @@ def test_faults_of_a_table_name_the_column():
         BayesianRegressor(**FAST).fit(data.assign(size=np.inf), NUMBERS)
     with pytest.raises(ValueError, match="column 'new' must hold numbers or categories, got datetime64"):
         BayesianRegressor(**FAST).fit(data.assign(new=np.array(["2020-01-01"] * 6, dtype="datetime64[s]")), NUMBERS)
+    with pytest.raises(ValueError, match="column 'new' must hold numbers or categories, got object of kind 'mixed"):
+        BayesianRegressor(**FAST).fit(data.assign(new=[1, "a"] * 3), NUMBERS)
     regressor = BayesianRegressor(**FAST).fit(data, NUMBERS)
     with pytest.raises(ValueError, match=r"column 'size' must hold finite numbers.*'large'"):
         regressor.predict(data.assign(size="large"))
