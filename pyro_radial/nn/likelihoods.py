@@ -3,7 +3,8 @@
 
 """Likelihoods: the distribution of the targets given the output of a network."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyro
@@ -15,7 +16,7 @@ from pyro.nn import PyroParam
 from pyro.nn.module import pyro_method
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float, warn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.counts import StableNegativeBinomial, StablePoisson
 from pyro_radial.nn.bayesian_module import modules_of
@@ -82,6 +83,8 @@ class Likelihood(UniquelyNamed):
                 f"event_dim must be an integer >= {self.min_event_dim}, got {event_dim!r}"
             )
         self.event_dim = event_dim
+        #: What is wrong with the end of the network, in words; None before a run with gradients, and if all is well.
+        self.repeated_link: str | None = None
 
     @property
     def num_data(self) -> int | None:
@@ -117,6 +120,8 @@ class Likelihood(UniquelyNamed):
         :raises ValueError: naming the argument whose shape, dtype or number does not fit.
         """
         self.check_store()
+        if self.repeated_link is None:
+            self._look_for_repeated_link(f)
         f = self.function_values(f)
         size = f.shape[-1 - self.event_dim]
         num_data = size
@@ -140,6 +145,18 @@ class Likelihood(UniquelyNamed):
             if observed is not None:
                 targets = masked(targets, observed)
             return pyro.sample("y", targets, obs=y, infer=TARGET)
+
+    def _look_for_repeated_link(self, f: Tensor) -> None:
+        """Warn, once, if the network ends in a function that this likelihood applies itself, such as a softmax."""
+        argument, own_links = LINKS.get(type(self).observation, ("", ()))
+        last = _last_function(f)
+        if last in own_links:
+            self.repeated_link = (
+                f"The network ends in {last}, but the likelihood {type(self).__name__} takes {argument} at site "
+                f"{FUNCTION_SITE!r} and applies such a function itself, so predictions stay in a narrow range. Leave "
+                "the last function out of the network."
+            )
+            warn(self.repeated_link)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Make the distribution of the targets.
@@ -554,6 +571,32 @@ class NegativeBinomial(Poisson):
         """Return the concentration, of shape ``()``."""
         concentration = _like(f, self.concentration)
         return {"concentration": pyro.deterministic("concentration", concentration)}
+
+
+#: By the way that a likelihood makes its distribution: what it takes, and functions that no network should end in, by
+#: torch's names. A logarithm of probabilities is as good as logits to a softmax.
+LINKS: dict[Callable[..., object], tuple[str, tuple[str, ...]]] = {
+    Categorical.observation: ("logits", ("Softmax", "Sigmoid")),
+    Bernoulli.observation: ("logits", ("Sigmoid", "Softmax", "LogSigmoid", "LogSoftmax")),
+    HeteroscedasticGaussian.observation: ("raw scales", ("Softplus", "Exp")),
+    Poisson.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
+    NegativeBinomial.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
+}
+# These only move numbers or change their dtype. Of joined tensors, the last one is looked at.
+MOVES = re.compile(
+    "(Unsafe)?View|Reshape|(Reshape)?Alias|(Uns|S)queeze|Select|Slice|Expand|T|Transpose|Permute|Clone|ToCopy|Cat|Stack"
+)
+
+
+def _last_function(f: Tensor) -> str | None:
+    """Return torch's name of the function that computed a network's output, or None without gradients."""
+    node: Any = f.grad_fn
+    while node is not None:
+        name = re.sub(r"Backward\d*$", "", type(node).__name__)
+        if not MOVES.fullmatch(name):
+            return name
+        node = node.next_functions[-1][0]
+    return None
 
 
 def masked(distribution: Any, observed: Tensor) -> Any:

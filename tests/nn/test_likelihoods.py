@@ -4,6 +4,7 @@
 """Likelihoods: densities in closed form, the scale N/B, noise, links and entropies, and what they refuse."""
 
 import math
+import warnings
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 import torch
 from pyro import poutine
 from scipy import stats
+from torch import nn
 
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, diagnose, fit
 from pyro_radial.nn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -282,3 +285,56 @@ def test_more_targets_than_num_data_is_named(make):
 def test_two_kinds_of_noise_are_named(options):
     with pytest.raises(ValueError, match="precision_prior"):
         Gaussian(precision_prior=dist.Gamma(6.0, 6.0), **options)
+
+
+class EndsIn(nn.Module):
+    def __init__(self, function, size):
+        super().__init__()
+        self.layer, self.function = nn.Linear(2, size), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+def scales_at_the_end(f):
+    return torch.cat([f[:, :1], f[:, 1:].exp()], -1)
+
+
+class OfProbabilities(Categorical):
+    def observation(self, f, **noise):
+        return dist.Categorical(probs=f)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "function", "size", "name"),
+    [
+        (Categorical(), nn.Softmax(-1), 2, "Softmax"),
+        (Categorical(), lambda f: f.softmax(-1).to(torch.float64).float(), 2, "Softmax"),
+        (Categorical(), torch.sigmoid, 2, "Sigmoid"),
+        (Bernoulli(event_dim=0), lambda f: f.sigmoid().squeeze(-1), 1, "Sigmoid"),
+        (Bernoulli(), nn.LogSigmoid(), 1, "LogSigmoid"),
+        (Poisson(), nn.Softplus(), 1, "Softplus"),
+        (NegativeBinomial(), torch.exp, 1, "Exp"),
+        (HeteroscedasticGaussian(), scales_at_the_end, 2, "Exp"),
+        (Categorical(), nn.LogSoftmax(-1), 2, None),
+        (Categorical(), lambda f: 5.0 * f.softmax(-1), 2, None),
+        (Categorical(), lambda f: f.clamp(0.0, 1.0), 2, None),
+        (OfProbabilities(), nn.Softmax(-1), 2, None),
+        (Gaussian(), nn.Sigmoid(), 1, None),
+        (Bernoulli(), nn.Identity(), 1, None),
+    ],
+)
+def test_a_network_that_ends_in_the_function_of_its_likelihood_is_warned_of_once(likelihood, function, size, name):
+    model = SupervisedModel(BayesianModule(EndsIn(function, size)), likelihood)
+    guide, x = AutoMeanField(model), torch.randn(B, 2)
+    y = torch.arange(B) % 2 if isinstance(likelihood, Categorical) else (torch.arange(B) % 2).float()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(model, guide, (x, y), epochs=3, progress=False)
+        findings = [text for text in diagnose(model, guide, (x, y)).findings if "Leave the last function out" in text]
+    texts = [str(warning.message) for warning in caught]
+    assert texts == findings
+    assert len(texts) == (name is not None)
+    assert name is None or texts[0].startswith(
+        f"The network ends in {name}, but the likelihood {type(likelihood).__name__} takes "
+    )

@@ -30,7 +30,7 @@ from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter
 from pyro_radial.infer.loss.not_finite import first_not_finite
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
-from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of, submodules
 from pyro_radial.nn.likelihoods import (
     FUNCTION_SITE,
     Gaussian,
@@ -196,8 +196,9 @@ def diagnose(
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     follows_inputs = signal is not None and noise is not None and signal > noise
     units = None if intervals else not_standardized(model, *whole)
+    links = [likelihood.repeated_link for likelihood in modules_of(Likelihood, model)]
     findings = [
-        *([] if units is None else [units]),
+        *[finding for finding in (*links, units) if finding is not None],
         *_judge_terms(terms, follows_inputs),
         *_judge_scales(unmoved, changes, wide),
         *_judge_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
