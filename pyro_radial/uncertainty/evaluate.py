@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,8 +42,8 @@ class Evaluation:
     """Scores on test data, from :func:`evaluate`; printing it gives a table.
 
     :param scores: values by name.
-    :param errors: their standard errors from the finite number of draws; NaN with one draw. They do not include the
-        error from the finite test set.
+    :param errors: their standard errors from the finite number of draws; NaN with one draw, and then not printed. They
+        do not include the error from the finite test set.
     :param prediction: the prediction of the test data.
     :param targets: the targets of the test data.
     :param float level: the level of intervals.
@@ -56,10 +57,13 @@ class Evaluation:
 
     def __str__(self) -> str:
         width = max(map(len, self.scores))
-        return "\n".join(
-            f"{name:<{width}}  {value:9.4f} ± {self.errors[name]:.4f}"
-            for name, value in self.scores.items()
-        )
+        lines = []
+        for name, value in self.scores.items():
+            error = self.errors[name]
+            lines.append(
+                f"{name:<{width}}  {value:9.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}")
+            )
+        return "\n".join(lines)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw accuracy against confidence, or for real targets the calibration of quantiles with the level marked.

@@ -74,6 +74,8 @@ def test_it_scores_each_method_of_predict_and_the_probit_has_no_mutual_informati
     assert "AUROC, entropy" in found.scores
     assert "AUROC, mutual information" not in found.scores
     assert math.isnan(found.errors["NLL"])
+    # One pass has no error bar to print.
+    assert str(found).splitlines()[1].split() == ["NLL", f"{found.scores['NLL']:.4f}"]
 
 
 def test_scores_of_real_targets_are_those_of_the_true_model():
@@ -114,6 +116,7 @@ def test_named_outputs_have_the_scores_of_their_own_predictions_without_missing_
     assert found["kind"].scores["AUROC, entropy"] == pytest.approx(auroc(*entropies))
     assert all(math.isfinite(value) for each in found.values() for value in each.errors.values())
     lines = str(found).splitlines()
+    assert sum("±" in line for line in lines) == sum(len(each.scores) for each in found.values())
     assert [lines.index(name) for name in found] == [0, len(found["height"].scores) + 2]
 
 

@@ -109,6 +109,8 @@ class SampledNetwork(nn.Module):
         self.draws = _as_buffers(draws, saved)
         self.shared = _as_buffers({**network.bnn.fixed_tensors(), **idle}, saved)
         self.noise = _as_buffers(noise, saved)
+        # The network computes in this mode, and an export asks for it.
+        self.eval()
 
     @property
     def likelihood(self) -> Any:

@@ -301,6 +301,7 @@ print([name for name in sys.modules if name.partition(".")[0] in ("pyro", "pyro_
 @recent_compiler
 def test_an_exported_file_needs_neither_us_nor_pyro(tmp_path):
     served = sampled(*problem())
+    assert not any(module.training for module in served.modules())
     torch.export.save(torch.export.export(served, (X,)), tmp_path / "served.pt2")
     torch.save((X, served(X)), tmp_path / "expected.pt")
     command = [sys.executable, "-c", LOADED, str(tmp_path / "served.pt2"), str(tmp_path / "expected.pt")]
