@@ -78,7 +78,15 @@ class FunctionDraws(EnsembleModel):
         """Return the values ``[*B, S, N, M]`` of all draws at points ``[*B, N, D]``."""
         if X.dim() < 2:
             raise ValueError(f"X must be points of shape [*B, N, D], got {list(X.shape)}")
-        values = self._evaluate(X.reshape(-1, X.shape[-1]))
+        points = X.reshape(-1, X.shape[-1])
+        try:
+            values = self._functions[0](points)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"X must be points that the functions take, got {list(points.shape)}: {error}"
+            ) from error
         if values.shape[-1] != self._num_outputs:
             raise ValueError(
                 f"num_outputs must be the {values.shape[-1]} outputs of the functions, got {self._num_outputs}"
@@ -90,14 +98,3 @@ class FunctionDraws(EnsembleModel):
         if non_negative_integer("index", index) >= self.num_draws:
             raise ValueError(f"index must be below the {self.num_draws} draws, got {index}")
         return GenericDeterministicModel(lambda X: self(X)[..., index, :, :], self._num_outputs)
-
-    def _evaluate(self, points: Tensor) -> Tensor:
-        """Evaluate the functions at points ``[N, D]``; an error names their shape."""
-        try:
-            return self._functions[0](points)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"X must be points that the functions take, got {list(points.shape)}: {error}"
-            ) from error

@@ -125,17 +125,22 @@ def is_deterministic(site: Node) -> bool:
     return bool(site["infer"].get("_deterministic", False)) or masked_out
 
 
-def is_subsample(site: Node) -> bool:
-    """Return whether a site holds the rows that a plate took from its data."""
-    # Pyro's own type of a site has fewer entries.
-    return site_is_subsample(cast("Any", site))
+#: Whether a site holds the rows that a plate took from its data. Pyro's own type of a site has fewer entries.
+is_subsample: Callable[[Node], bool] = cast("Any", site_is_subsample)
+#: The mask of a masked distribution: a bool, or a tensor that broadcasts over its batch.
+own_mask = attrgetter("_mask")
+#: Whether ``torch.func.grad`` or the like differentiates by a tensor, inside of any ``vmap``.
+is_differentiated = torch._C._functorch.is_gradtrackingtensor
+#: Draws from gamma distributions with rate one, without the in-place clamp that ``torch.func.vmap`` refuses.
+standard_gamma = torch._standard_gamma
+#: The initial scale of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal``.
+initial_scale = attrgetter("_init_scale")
+#: The loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet.
+optimizer_state_waiting = attrgetter("_state_waiting_to_be_consumed")
+#: The hooks of ``register_post_accumulate_grad_hook`` of a parameter, or None.
+post_accumulate_hooks = attrgetter("_post_accumulate_grad_hooks")
 
-
-class _Capture(threading.local):
-    is_active = False
-
-
-_capture = _Capture()
+_capture = threading.local()
 
 
 @contextmanager
@@ -150,7 +155,7 @@ def capturing() -> Iterator[None]:
 
 def is_capturing() -> bool:
     """Return whether this thread records a graph, where the host must not read values."""
-    return _capture.is_active or get_proxy_mode() is not None
+    return getattr(_capture, "is_active", False) or get_proxy_mode() is not None
 
 
 def is_traced() -> bool:
@@ -158,24 +163,9 @@ def is_traced() -> bool:
     return compiler.is_compiling() or is_capturing()
 
 
-def is_differentiated(tensor: Tensor) -> bool:
-    """Return whether ``torch.func.grad`` or the like differentiates by this tensor, inside of any ``vmap``."""
-    return torch._C._functorch.is_gradtrackingtensor(tensor)
-
-
-def own_mask(distribution: MaskedDistribution) -> Any:
-    """Return the mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
-    return distribution._mask
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has forward hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def initial_scale(guide: Any) -> float:
-    """Return the initial scale of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal``."""
-    return float(guide._init_scale)
 
 
 def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
@@ -216,11 +206,6 @@ def reader_of_setting(name: str) -> Callable[[], object]:
     """Return a faster ``pyro.settings.get`` of one setting."""
     module, path, _ = pyro.settings._REGISTRY[name]
     return partial(attrgetter(path), import_module(module))
-
-
-def standard_gamma(shape: Tensor) -> Tensor:
-    """Draw from gamma distributions with rate one, without the in-place clamp that ``torch.func.vmap`` refuses."""
-    return torch._standard_gamma(shape)
 
 
 def set_context(module: PyroModule, context: Any) -> None:
@@ -274,7 +259,10 @@ def remove_host_reads() -> Iterator[None]:
             lambda prob, cost: (prob * cost.masked_fill(prob <= 0, 0.0)).sum(),
         ),
     ]
-    readers = {infer_util.torch_item: _unread, pyro.util.warn_if_nan: lambda *args: None}
+    readers: dict[Callable[..., object], Callable[..., object]] = {
+        infer_util.torch_item: lambda x: x.detach() if isinstance(x, Tensor) else x,
+        pyro.util.warn_if_nan: lambda *args: None,
+    }
     for module in list(sys.modules.values()):
         for reader, replacement in readers.items():
             name = reader.__name__
@@ -284,10 +272,6 @@ def remove_host_reads() -> Iterator[None]:
         for patch in patches:
             stack.enter_context(mock.patch.object(*patch))
         yield
-
-
-def _unread(value: object) -> object:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _maximum(a: object, b: object) -> Tensor:
@@ -390,11 +374,6 @@ def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str
     return settings, dict(clips(*names) if callable(clips) else clips)
 
 
-def optimizer_state_waiting(optim: PyroOptim) -> dict[str, object]:
-    """Return the loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet."""
-    return optim._state_waiting_to_be_consumed
-
-
 def steps_stop(optimizer: Optimizer) -> bool:
     """Return whether :func:`stop_where` works on an optimizer: on those with torch's fused steps."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
@@ -409,7 +388,3 @@ def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> None:
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether an optimizer calls functions before or after its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-
-
-#: The hooks of ``register_post_accumulate_grad_hook`` of a parameter, or None.
-post_accumulate_hooks = attrgetter("_post_accumulate_grad_hooks")

@@ -70,7 +70,6 @@ class UniquelyNamed(PyroModule):
     part of another PyroModule. Its entries in the store are deleted with it.
     """
 
-    _root_name: str
     _store_is_checked: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -88,31 +87,28 @@ class UniquelyNamed(PyroModule):
 
         A subclass calls this when it runs.
         """
-        if not self._store_is_checked and not torch.compiler.is_compiling():
-            self._store_is_checked = True
-            _warn_of_strangers(stored_name(self))
+        if self._store_is_checked or torch.compiler.is_compiling():
+            return
+        self._store_is_checked = True
+        root_name = _root(stored_name(self))
+        # Lists made in one step, because another thread may make a module meanwhile.
+        living = {root_name, *(_root(owner.key) for owner in _owners.valuerefs())}
+        roots = {_root(stored) for stored in tuple(pyro.get_param_store().keys())}
+        # The same class with another counter, from another process.
+        strangers = sorted(
+            root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", root_name)
+        )
+        if strangers:
+            warn(
+                f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {root_name} does not read: "
+                "such names count the objects of a process, and these are from another process; save and load the "
+                "state_dict() of a guide or model instead"
+            )
 
     def _take_fresh_name(self) -> None:
         self._root_name = unique_name(type(self))
         self._store_is_checked = False
         rename_tree(self, self._root_name)
-
-
-def _warn_of_strangers(name: str) -> None:
-    """Warn of stored parameters under this name with another counter, if no object of this process owns them."""
-    root_name = _root(name)
-    # Lists made in one step, because another thread may make a module meanwhile.
-    living = {root_name, *(_root(owner.key) for owner in _owners.valuerefs())}
-    roots = {_root(stored) for stored in tuple(pyro.get_param_store().keys())}
-    strangers = sorted(
-        root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", root_name)
-    )
-    if strangers:
-        warn(
-            f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {root_name} does not read: such "
-            "names count the objects of a process, and these are from another process; save and load the state_dict() "
-            "of a guide or model instead"
-        )
 
 
 def _root(stored: str) -> str:

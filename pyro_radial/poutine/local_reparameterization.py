@@ -13,8 +13,7 @@ from pyro.poutine.messenger import Messenger
 
 from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.types import Guide, Message, Node
-from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.nn.local.unit_noise import NOISE, OFFER, UnitNoise, unit_noise
+from pyro_radial.nn.local.unit_noise import NOISE, OFFER, unit_noise
 
 
 class LocalReparameterizationMessenger(Messenger):
@@ -27,9 +26,7 @@ class LocalReparameterizationMessenger(Messenger):
     def _pyro_sample(self, msg: Message) -> None:
         if msg["done"] or msg["is_observed"] or is_subsample(msg) or NOISE in msg["infer"]:
             return
-        offer = msg["infer"].get(
-            OFFER, _noise_of_distribution if msg["name"] in self.sites else None
-        )
+        offer = msg["infer"].get(OFFER, unit_noise if msg["name"] in self.sites else None)
         if offer is None:
             return
         noise = offer(msg["name"], msg["fn"])
@@ -157,13 +154,3 @@ def check_drawn(name: str, site: Node, needs: str) -> None:
         raise ValueError(
             f"{needs}, got site '{name}', which local reparameterization leaves undrawn"
         )
-
-
-def _noise_of_distribution(name: str, distribution: object) -> UnitNoise:
-    noise = unit_noise(distribution)
-    if noise is None:
-        kind = type(leaf(distribution)).__name__
-        raise ValueError(
-            f"local_reparameterization: site '{name}' must have a normal or a radial posterior, got {kind}"
-        )
-    return noise

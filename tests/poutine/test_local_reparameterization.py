@@ -64,7 +64,7 @@ def positive_bias():
         (lambda: regression(prior=scale_mixture()), AutoMeanField, TermsELBO, r"closed form.*'weight'"),
         (lambda: regression(prior=scale_mixture()), AutoMeanField, TraceMeanField_ELBO, "'weight'.*closed form"),
         (regression, partial(AutoRadial, families={"bias": Laplace()}), TermsELBO, r"site 'bias'.*Laplace"),
-        (positive_bias, AutoRadial, TermsELBO, r"site 'bias'.*Radial with Transformed"),
+        (positive_bias, AutoRadial, TermsELBO, r"site 'bias'.*got Transformed"),
         # Priors without a site for the parameter, or that compute the parameter from its site.
         (lambda: regression(prior=RadialDirectionalPrior("row")), AutoRadialDirectional, TermsELBO, "site 'weight'"),
         (lambda: regression(prior=Shifted()), AutoRadial, TermsELBO, "site 'weight'"),

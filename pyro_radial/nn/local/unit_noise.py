@@ -135,11 +135,14 @@ def half_normal(like: Tensor) -> Tensor:
     return torch.randn_like(like).abs()
 
 
-def unit_noise(distribution: Any) -> UnitNoise | None:
-    """Return the noise of a distribution, or None for a distribution that is neither normal nor radial."""
+def unit_noise(name: str, distribution: Any) -> UnitNoise:
+    """Return the noise of a site's distribution, or raise a ValueError if it is neither normal nor radial."""
     inner = leaf(distribution)
     if not isinstance(inner, Normal | RadialNormal):
-        return None
+        raise ValueError(
+            f"local_reparameterization: site '{name}' must have a normal or a radial posterior, got "
+            f"{type(inner).__name__}; take another one, or train with drawn weights"
+        )
     shape = distribution.shape()
     loc = _once(inner.loc.expand(shape), distribution.event_dim)
     scale = _once(inner.scale.expand(shape), distribution.event_dim)

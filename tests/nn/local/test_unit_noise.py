@@ -39,7 +39,7 @@ def outputs_of(noise, a, number):
 @pytest.mark.parametrize(("outputs", "inputs"), [(3, 4), (4, 1), (1, 5), (1, 1), (2, 3)])
 def test_draws_are_those_of_the_distribution_and_outputs_those_of_drawn_matrices(make, outputs, inputs):
     distribution, a = posterior(make, outputs, inputs), torch.randn(inputs)
-    noise, drawn = unit_noise(distribution), distribution.sample((NUM_DRAWS,))
+    noise, drawn = unit_noise("w", distribution), distribution.sample((NUM_DRAWS,))
     assert_same_distribution(noise.draw((NUM_DRAWS, outputs, inputs)), drawn)
     assert_same_distribution(outputs_of(noise, a, NUM_DRAWS), drawn @ a)
 
@@ -62,17 +62,18 @@ def test_a_radius_of_a_user_s_own_is_that_of_the_outputs(radius_dim, shape):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @each_posterior
 def test_noise_has_the_dtype_of_its_parameters(make, dtype):
-    noise = unit_noise(posterior(make, 3, 4, dtype))
+    noise = unit_noise("w", posterior(make, 3, 4, dtype))
     assert noise.draw((5, 3, 4)).dtype == dtype
     outputs = noise.draw_for_outputs(torch.rand(5, 3, dtype=dtype))
     assert outputs.dtype == dtype
     assert torch.isfinite(outputs).all()
 
 
-def test_other_distributions_have_no_noise():
+def test_other_distributions_have_no_noise_and_are_refused_by_name():
     scalars = dist.Laplace(torch.zeros(3), 1.0), dist.LogNormal(torch.zeros(3), 1.0)
     for distribution in (*(each.to_event(1) for each in scalars), HypersphericalUniform(3)):
-        assert unit_noise(distribution) is None
+        with pytest.raises(ValueError, match="'w'"):
+            unit_noise("w", distribution)
 
 
 @each_posterior
@@ -81,7 +82,7 @@ def test_gradients_are_those_of_the_same_noise_by_finite_differences(make):
 
     def outputs(scale):
         pyro.set_rng_seed(0)
-        return outputs_of(unit_noise(make(loc, scale)), a, 5)
+        return outputs_of(unit_noise("w", make(loc, scale)), a, 5)
 
     assert torch.autograd.gradcheck(outputs, (0.5 + torch.rand(3, 4, dtype=torch.float64)).requires_grad_())
 
@@ -132,7 +133,7 @@ def test_outputs_are_those_of_drawn_parameters_and_uncorrelated_between_rows(nam
     drawn = vmap(lambda draw: functional_call(layer, draw, (x,)))(
         {name: distribution.sample((NUM_ROWS,)) for name, distribution in distributions.items()}
     )
-    local = rows_of(layer, x, *map(unit_noise, distributions.values()))
+    local = rows_of(layer, x, *(unit_noise(*named) for named in distributions.items()))
     assert local.shape == drawn.shape
     for row in (0, 2):
         # The joint distribution over all positions and outputs of a row.
@@ -153,7 +154,7 @@ def test_equal_rows_turn_their_shared_direction_each_in_its_own_way():
 @pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
 def test_a_weight_or_a_bias_alone_may_have_noise(make, shape):
     layer, x = make(), torch.randn(3, *shape)
-    weight, bias = (unit_noise(posterior_around(parameter, 0)) for parameter in layer.parameters())
+    weight, bias = (unit_noise("w", posterior_around(parameter, 0)) for parameter in layer.parameters())
     plain = layer(x)
     torch.testing.assert_close(noisy_output(layer, x, layer.weight, layer.bias), plain)
     of_bias = noisy_output(layer, x, layer.weight, bias) - plain

@@ -158,14 +158,7 @@ class Family:
         :returns: the noise, or None for a posterior without noise.
         :raises ValueError: naming the site, if the posterior is neither normal nor radial.
         """
-        noise = unit_noise(distribution)
-        if noise is None:
-            raise ValueError(
-                f"local_reparameterization: site '{name}' must have a normal or a radial posterior, got "
-                f"{type(self).__name__} with {type(leaf(distribution)).__name__}; give it another "
-                "family, or train with drawn weights"
-            )
-        return noise
+        return unit_noise(name, distribution)
 
     def center(self, site: Site, **parameters: Tensor) -> Tensor:
         """Return the median of each element, ``[*site.shape]``."""
