@@ -13,13 +13,7 @@ SUM_TOLERANCE = 1e-3
 def class_probabilities(
     probs: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return probabilities in float32 or wider, and labels in int64; a ValueError if they do not fit."""
-    probs = check_probabilities(probs)
-    return probs, class_labels("probs", labels, probs.shape)
-
-
-def check_probabilities(probs: torch.Tensor) -> torch.Tensor:
-    """Return probabilities ``[N, K]`` in float32 or wider, or raise a ValueError."""
+    """Return probabilities ``[N, K]`` in float32 or wider, and labels in int64; a ValueError if they do not fit."""
     check_types(torch.Tensor, probs=probs)
     if probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point():
         raise ValueError(
@@ -33,7 +27,7 @@ def check_probabilities(probs: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"probs must sum to one in every row, got a row that is off by {error.item():.3g}"
         )
-    return probs
+    return probs, class_labels("probs", labels, probs.shape)
 
 
 def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -3,16 +3,16 @@
 
 """Scores of class probabilities, and of a score that should tell two sets apart."""
 
-from types import ModuleType
+import math
 
-import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch.nn.functional import one_hot
 
 from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
 
-# scikit-learn works on NumPy arrays and clips the logarithm, so the scores of probabilities are written in torch: they
-# run on any device and have gradients.
+# SciPy and scikit-learn work on NumPy arrays, so the scores of probabilities are written in torch: they run on any
+# device and have gradients.
 
 #: The true positive rate of :func:`fpr_at_tpr`.
 TPR = 0.95
@@ -55,15 +55,18 @@ def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float
     :param scores_positive: scores of the positives, shape ``[N1]``.
     :returns: a number in ``[0, 1]``; 0.5 is chance.
     :raises ValueError: if an argument is not one-dimensional, is empty or is not finite.
-    :raises ImportError: without scikit-learn.
 
     Example::
 
         >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
         0.75
     """
-    is_positive, scores = _pool(scores_negative, scores_positive)
-    return float(_sklearn_metrics().roc_auc_score(is_positive, scores))
+    negative = finite_numbers("scores_negative", scores_negative)
+    positive = finite_numbers("scores_positive", scores_positive)
+    ranks = rankdata(torch.cat([positive, negative]).numpy())
+    # Over all pairs; the ranks of the positives also count the positives below them.
+    num_above = ranks[: len(positive)].sum() - 0.5 * len(positive) * (len(positive) + 1)
+    return float(num_above / (len(positive) * len(negative)))
 
 
 def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float:
@@ -77,26 +80,8 @@ def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> 
     Source: Liang, Li and Srikant (2018), *Enhancing the reliability of out-of-distribution image detection in neural
     networks*.
     """
-    is_positive, scores = _pool(scores_negative, scores_positive)
-    false, true, _ = _sklearn_metrics().roc_curve(is_positive, scores, drop_intermediate=False)
-    return float(false[true >= TPR].min())
-
-
-def _pool(
-    scores_negative: torch.Tensor, scores_positive: torch.Tensor
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return which points are positives, and the scores of all points."""
     negative = finite_numbers("scores_negative", scores_negative)
     positive = finite_numbers("scores_positive", scores_positive)
-    scores = torch.cat([negative, positive]).numpy()
-    return np.arange(len(scores)) >= len(negative), scores
-
-
-def _sklearn_metrics() -> ModuleType:
-    try:
-        import sklearn.metrics
-    except ImportError as error:
-        raise ImportError(
-            "ROC curves need scikit-learn: pip install 'pyro-radial[sklearn]'"
-        ) from error
-    return sklearn.metrics
+    num_found = math.ceil(TPR * len(positive))
+    threshold = positive.sort(descending=True).values[num_found - 1]
+    return float((negative >= threshold).double().mean())

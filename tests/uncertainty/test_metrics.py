@@ -1,8 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import sys
-
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
@@ -62,13 +60,6 @@ def test_false_positives_at_a_rate_of_true_positives():
     assert fpr_at_tpr(positive, positive) == 0.95
     # Of positives that all score the same, none can be missed alone.
     assert fpr_at_tpr(torch.tensor([0.0, 1.0]), torch.ones(5)) == 0.5
-
-
-def test_without_scikit_learn_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    for metric in (auroc, fpr_at_tpr):
-        with pytest.raises(ImportError, match=r"scikit-learn: .*pyro-radial\[sklearn\]"):
-            metric(torch.zeros(2), torch.ones(2))
 
 
 @pytest.mark.parametrize("metric", [accuracy, brier_score, expected_calibration_error, reliability])
