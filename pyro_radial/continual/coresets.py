@@ -14,9 +14,6 @@ from pyro_radial._pyro.checks import check_choice, positive_count, positive_floa
 from pyro_radial.continual.streams import Pair, Task
 from pyro_radial.infer.data import check_inputs, num_rows, take
 
-USES = ("labels", "functions")
-INPUTS = ("kept", "current")
-
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     """Draw rows at random without replacement.
@@ -28,10 +25,9 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     :raises ValueError: naming the argument that does not fit.
     """
     check_inputs(x, "x")
-    random_seed("seed", seed, bits=64)
+    generator = torch.Generator().manual_seed(random_seed("seed", seed, bits=64))
     if positive_count("size", size) >= len(x):
         raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
-    generator = torch.Generator().manual_seed(seed)
     return torch.randperm(len(x), generator=generator, device="cpu")[:size].sort().values
 
 
@@ -105,12 +101,9 @@ class Coreset:
 
     def __post_init__(self) -> None:
         positive_count("size", self.size)
-        check_choice("use", self.use, USES)
-        allowed = INPUTS if self.use == "functions" else INPUTS[:1]
-        if self.inputs not in allowed:
-            raise ValueError(
-                f"inputs must be one of {allowed} with use={self.use!r}, got {self.inputs!r}"
-            )
+        check_choice("use", self.use, ("labels", "functions"))
+        inputs = ("kept", "current") if self.use == "functions" else ("kept",)
+        check_choice(f"with use={self.use!r} inputs", self.inputs, inputs)
         if self.use == "labels":
             for name in ("weight", "max_points"):
                 value = getattr(self, name)
@@ -160,8 +153,9 @@ class StoredCoresets(nn.ModuleList):
     def labeled(self, numbers: slice) -> Pair:
         """Return the kept rows of tasks with their labels, one task after another."""
         coresets = self.tasks[numbers]
-        x = torch.cat([coreset.x for coreset in coresets])
-        return x, torch.cat([coreset.y for coreset in coresets])
+        return torch.cat([stored.x for stored in coresets]), torch.cat(
+            [stored.y for stored in coresets]
+        )
 
     def inputs_by_head(self, task: Task) -> dict[int, Tensor]:
         """Return the kept inputs by the heads of their tasks; those under the head of ``task`` must be like its own."""

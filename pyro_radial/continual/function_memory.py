@@ -167,7 +167,8 @@ def remember_functions(
     memories: list[FunctionMemory] = []
     try:
         for head, x in inputs_by_head.items():
-            capacity = _capacity(len(x), coreset.size)
+            # The rows of 1, 2, 4, ... tasks, so that a graph serves several tasks.
+            capacity = coreset.size << ((len(x) - 1) // coreset.size).bit_length()
             memories.append(FunctionMemory.of(chain, x.to(device), head, capacity=capacity))
     except ValueError as error:
         raise ValueError(
@@ -182,11 +183,3 @@ def remember_functions(
         vectorize_particles=loss.vectorize_particles,
         strict_kl=loss.strict_kl,
     )
-
-
-def _capacity(rows: int, size: int) -> int:
-    """Return the number of rows to reserve, those of 1, 2, 4, ... tasks, so that a graph serves several tasks."""
-    capacity = size
-    while capacity < rows:
-        capacity *= 2
-    return capacity

@@ -53,8 +53,9 @@ class AccuracyMatrix:
             >>> matrix.learned
             tensor([0.9000, 0.8000], dtype=torch.float64)
         """
-        values = torch.full((len(names), len(names)), math.nan, dtype=torch.float64)
-        return cls(values, tuple(names))
+        return cls(
+            torch.full((len(names), len(names)), math.nan, dtype=torch.float64), tuple(names)
+        )
 
     def with_row(self, i: int, accuracies: Sequence[float] | Tensor) -> AccuracyMatrix:
         """Add the accuracies after learning tasks 0 to ``i``.

@@ -23,7 +23,6 @@ from pyro.infer.autoguide import (
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Distribution, biject_to
-from torch.distributions.constraints import Constraint
 
 from pyro_radial._pyro.checks import check_choice, positive_float, warn
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
@@ -52,8 +51,6 @@ from pyro_radial.poutine.swap_prior import (
     check_new_prior,
     is_guide,
 )
-
-FORMS = ("normal", "exact")
 
 # Pyro's guides that are normal in unconstrained space.
 NORMAL_GUIDES = (AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal)
@@ -126,7 +123,7 @@ class PriorChain(UnderPriors):
         super().__init__(model)
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model, not a guide, got {type(model).__name__}")
-        check_choice("form", form, FORMS)
+        check_choice("form", form, ("normal", "exact"))
         self.form, self.weight = form, positive_float("weight", weight)
         if form == "exact" and weight != 1.0:
             raise ValueError(f"weight must be 1.0 with form='exact', got {weight}")
@@ -231,11 +228,13 @@ class PriorChain(UnderPriors):
         self._compared.clear()
         if isinstance(guide, Mapping) and not plain:
             self._unchecked_names |= posterior.keys()
-        if self.form == "exact" and any(map(_correlates_sites, _guides_in(guide))):
-            warn(
-                "the guide has correlations between sites, which the prior of each site cannot keep; put these sites "
-                "into one site, or use distributions of single sites"
-            )
+        for subguide in _guides_in(guide) if self.form == "exact" else ():
+            is_joint = isinstance(subguide, AutoMultivariateNormal) and _is_normal(subguide)
+            if is_joint and len(list(_normals(subguide))) > 1:
+                warn(
+                    "the guide has correlations between sites, which the prior of each site cannot keep; put these "
+                    "sites into one site, or use distributions of single sites"
+                )
         if points:
             warn(
                 f"the guide has point estimates of {points}; these sites keep their prior, because a point as a prior "
@@ -292,12 +291,11 @@ class PriorChain(UnderPriors):
 
 def model_entries(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model's own part of a chain's ``state_dict()``, which has the same shapes after each task."""
-    entries: dict[str, Any] = {
+    return {
         name: value
         for name, value in state_dict.items()
         if not name.startswith(("chained.", "coresets."))
     }
-    return entries
 
 
 def _report_unknown_sites(chain: PriorChain, keys: Any) -> None:
@@ -363,7 +361,11 @@ def posterior_of(guide: object) -> dict[str, Distribution]:
             posterior |= subguide.posterior()
         elif _is_normal(subguide):
             for name, site, normal in _normals(subguide):
-                posterior[name] = _on_support(site["fn"].support, normal)
+                support = site["fn"].support
+                if not is_real(support):
+                    transform = biject_to(support).with_cache()
+                    normal = Transformed(normal, [transform], validate_args=False)
+                posterior[name] = normal
         else:
             raise ValueError(
                 "guide must have a method posterior(), as AutoRadial and AutoMeanField have, or be Pyro's AutoNormal, "
@@ -387,12 +389,6 @@ def _scale_change(guide: object) -> Mapping[str, float]:
             ratio = stddev.double() / initial_scale(guide)
             change[name] = float(ratio.log().square().mean().sqrt())
     return change
-
-
-def _correlates_sites(guide: object) -> bool:
-    """Return whether a guide has one normal with a full covariance for several sites."""
-    full = _is_normal(guide) and isinstance(guide, AutoMultivariateNormal)
-    return full and len(list(_normals(guide))) > 1
 
 
 def _is_normal(guide: object) -> bool:
@@ -440,13 +436,6 @@ def _marginal(joint: Any, elements: slice, shape: torch.Size, event_dim: int) ->
     normal = dist.MultivariateNormal(loc.view(*batch, -1), scale_tril=factor)
     reshape = dist.transforms.ReshapeTransform(torch.Size([event.numel()]), event)
     return normal if event_dim == 1 else dist.TransformedDistribution(normal, [reshape])
-
-
-def _on_support(support: Constraint, normal: Distribution) -> Distribution:
-    """Return the distribution of a site on its support from that in unconstrained space."""
-    if is_real(support):
-        return normal
-    return Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
 
 
 def _site(guide: object, name: str) -> Node | None:

@@ -41,7 +41,13 @@ class Task:
         for role in ("train", "test", "validation"):
             data = getattr(self, role)
             if data is not None or role != "validation":
-                object.__setattr__(self, role, _check_pair(data, f"task {self.name!r}: {role}"))
+                rows = Rows(data, f"task {self.name!r}: {role}")
+                if rows.dataset is not None:
+                    raise ValueError(
+                        f"task {self.name!r}: {role} must be a pair (x, y) of tensors, got "
+                        f"{type(rows.dataset).__name__}"
+                    )
+                object.__setattr__(self, role, rows.tensors)
         non_negative_integer(f"task {self.name!r}: head", self.head)
 
 
@@ -138,16 +144,6 @@ class TaskStream(Sequence[Task]):
                 f"task {task.name!r}: head must be less than num_heads={self.num_heads}, got {task.head}"
             )
         return task
-
-
-def _check_pair(data: object, name: str) -> Pair:
-    """Return the inputs and targets as tensors, or a ValueError that names the argument."""
-    rows = Rows(data, name)
-    if rows.dataset is not None:
-        raise ValueError(
-            f"{name} must be a pair (x, y) of tensors, got {type(rows.dataset).__name__}"
-        )
-    return rows.tensors  # type: ignore[return-value]
 
 
 def _return_task(task: Task) -> Task:

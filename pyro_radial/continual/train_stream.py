@@ -40,7 +40,6 @@ from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy
 
-MEASURED_PARTS = ("test", "validation")
 # The stream decides these options of fit.
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
 # Stages of one task. Each has its own random numbers, so it can be run again alone.
@@ -146,7 +145,8 @@ def train_stream(
         first_task,
         file,
     )
-    with _unchanged_on_refusal(chain):
+    state = copy_state(chain.state_dict())
+    try:
         matrix = training.begin(after)
         num_learned = len(matrix.names)
         for number in tqdm(
@@ -162,6 +162,10 @@ def train_stream(
             training.learn(number)
             matrix = matrix.with_row(number, training.accuracies(number, range(number + 1)))
             training.save(matrix)
+    except ValueError:
+        # A refused task leaves the chain as it was.
+        chain.load_state_dict(state)
+        raise
     return matrix
 
 
@@ -173,7 +177,7 @@ def _check_options(
     first_task: FitOptions,
 ) -> None:
     """Raise a ValueError for options that conflict with a stream."""
-    check_choice("measure_on", measure_on, MEASURED_PARTS)
+    check_choice("measure_on", measure_on, ("test", "validation"))
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
         raise ValueError(
             f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"
@@ -459,17 +463,6 @@ class _StreamTraining:
             **stateful_attributes(self.fit_options.get("loss")),
             "callback": getattr(callback, "__self__", callback),
         }
-
-
-@contextmanager
-def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
-    """Restore the chain if a task is refused."""
-    state = copy_state(chain.state_dict())
-    try:
-        yield
-    except ValueError:
-        chain.load_state_dict(state)
-        raise
 
 
 def _guide_without_sites(*args: object, **kwargs: object) -> None:
