@@ -8,6 +8,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -82,18 +83,22 @@ def check_number(
     raise ValueError(f"{argument} must be {requirement}, got {value!r}")
 
 
-def positive_float(argument: str, value: object) -> float:
-    """Return the value as a float, or raise a ValueError naming the argument if it is not positive and finite."""
-    return check_number(
-        argument, value, lambda number: 0.0 < number < math.inf, "a positive finite number"
-    )
-
-
-def non_negative_float(argument: str, value: object) -> float:
-    """Return the value as a float, or raise a ValueError naming the argument if it is negative or not finite."""
-    return check_number(
-        argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero"
-    )
+#: Return the value as a float, or raise a ValueError naming the argument if it is not positive and finite.
+positive_float = partial(
+    check_number,
+    is_valid=lambda number: 0.0 < number < math.inf,
+    requirement="a positive finite number",
+)
+#: Return the value as a float, or raise a ValueError naming the argument if it is negative or not finite.
+non_negative_float = partial(
+    check_number,
+    is_valid=lambda number: 0.0 <= number < math.inf,
+    requirement="a finite number, at least zero",
+)
+#: Return the value as a float, or raise a ValueError naming the argument if it is not between zero and one.
+proper_fraction = partial(
+    check_number, is_valid=lambda number: 0.0 < number < 1.0, requirement="between zero and one"
+)
 
 
 def held_numbers(argument: str, value: object, **like: Any) -> torch.Tensor:
@@ -104,14 +109,21 @@ def held_numbers(argument: str, value: object, **like: Any) -> torch.Tensor:
         raise ValueError(f"{argument} must hold numbers, got {value!r}") from error
 
 
-def positive_count(argument: str, value: object) -> int:
-    """Return the value as an int, or raise a ValueError naming the argument unless it is an integer above zero."""
-    return _integer(argument, value, 1, "positive")
+def check_integer(argument: str, value: Any, least: int, requirement: str) -> int:
+    """Return the value as an int, or raise a ValueError naming the argument if it is no integer or less than that."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ValueError(f"{argument} must be {requirement}, got {value!r}")
+    return number
 
 
-def non_negative_integer(argument: str, value: object) -> int:
-    """Return the value as an int, or raise a ValueError naming the argument unless it is an integer from zero on."""
-    return _integer(argument, value, 0, "non-negative")
+#: Return the value as an int, or raise a ValueError naming the argument unless it is an integer above zero.
+positive_count = partial(check_integer, least=1, requirement="a positive integer")
+#: Return the value as an int, or raise a ValueError naming the argument unless it is an integer from zero on.
+non_negative_integer = partial(check_integer, least=0, requirement="a non-negative integer")
 
 
 def random_seed(argument: str, value: object, bits: int = 32) -> int:
@@ -120,21 +132,6 @@ def random_seed(argument: str, value: object, bits: int = 32) -> int:
     if number >= 2**bits:
         raise ValueError(f"{argument} must be less than 2**{bits}, got {value!r}")
     return number
-
-
-def _integer(argument: str, value: Any, least: int, kind: str) -> int:
-    try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise ValueError(f"{argument} must be a {kind} integer, got {value!r}")
-    return number
-
-
-def proper_fraction(argument: str, value: object) -> float:
-    """Return the value as a float, or raise a ValueError naming the argument if it is not between zero and one."""
-    return check_number(argument, value, lambda number: 0.0 < number < 1.0, "between zero and one")
 
 
 def has_state(holder: object) -> bool:

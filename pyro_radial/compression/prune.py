@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim.swa_utils import update_bn
 
-from pyro_radial._pyro.checks import non_negative_float, positive_count
+from pyro_radial._pyro.checks import check_integer, non_negative_float
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.compression.scores import PosteriorImportance, check_guide
 from pyro_radial.distributions.constraints import is_on_sphere
@@ -105,8 +105,7 @@ def prune(
         (6, 48)
     """
     non_negative_float("tolerance", tolerance)
-    if positive_count("num_cuts", num_cuts) < 2:
-        raise ValueError(f"num_cuts must be at least 2, got {num_cuts}")
+    check_integer("num_cuts", num_cuts, 2, "an integer of at least 2")
     bnn = _network_of(model)
     rows = Rows(data, "data")
     example, _ = rows.take(torch.arange(min(2, len(rows)), device="cpu"))

@@ -9,7 +9,7 @@ from typing import SupportsFloat
 
 import torch
 
-from pyro_radial._pyro.checks import held_numbers, positive_count, random_seed
+from pyro_radial._pyro.checks import check_integer, held_numbers, random_seed
 from pyro_radial.uncertainty._inputs import finite_numbers
 
 Score = Callable[[torch.Tensor, torch.Tensor], SupportsFloat]
@@ -92,8 +92,7 @@ def referral_curve(
     num_kept = [number - round(number * value) for value in referred.tolist()]
     if num_kept[-1] == 0:
         raise ValueError(f"shares must leave at least one of {number} points, got {referred[-1]:g}")
-    if positive_count("num_resamples", num_resamples) < 2:
-        raise ValueError(f"num_resamples must be at least 2, got {num_resamples}")
+    check_integer("num_resamples", num_resamples, 2, "an integer of at least 2")
     generator = torch.Generator().manual_seed(random_seed("seed", seed, bits=64))
 
     def curve(points: torch.Tensor) -> torch.Tensor:

@@ -90,7 +90,7 @@ def test_too_many_resamples_without_a_score_are_an_error():
     [
         ({"shares": [0.1, 0.1]}, "shares must be increasing"),
         ({"shares": [0.0, 0.95]}, "shares must leave at least one of 5 points, got 0.95"),
-        ({"num_resamples": 1}, "num_resamples must be at least 2, got 1"),
+        ({"num_resamples": 1}, "num_resamples must be an integer of at least 2, got 1"),
         ({"predictions": PROBS * 2}, "probs must sum to one"),
     ],
 )
