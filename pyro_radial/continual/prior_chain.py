@@ -143,7 +143,7 @@ class PriorChain(UnderPriors):
         device = device_of(self.model, self.chained)
         if self.chained.device != device:
             self.chained.to(device)
-        return self.chained.as_dict()
+        return {name: self.chained[name] for name in self.chained}
 
     def priors(self) -> SwapPriorMessenger:
         """Return the handler that gives sites their chained priors; it refuses a site of another shape or support."""

@@ -100,8 +100,7 @@ def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float
         return kl_by_cross_entropy(q, p)
     if own_mask(q) is False or own_mask(p) is False:
         return 0.0
-    common_mask = own_mask(q) & own_mask(p)
-    return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=common_mask)
+    return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=own_mask(q) & own_mask(p))
 
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:
@@ -111,35 +110,28 @@ def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> 
     return (cross_entropy - q.accumulated_entropy()).to(q.loc.dtype)
 
 
-def kl_multivariate_normal_to_normal(q: MultivariateNormal, p: Distribution) -> Tensor:
-    r"""Return the KL from a normal with full covariance to independent normals, under any nesting of wrappers.
+def kl_correlated_normal_to_normal(
+    q: MultivariateNormal | LowRankMultivariateNormal, p: Distribution
+) -> Tensor:
+    r"""Return the KL from a normal with a covariance to independent normals, under any nesting of wrappers.
 
     .. math:: KL = \sum_i KL(q_i \| p_i) + \sum_i \log \sigma_i - \tfrac12 \log\det\Sigma,
 
     with the marginal q_i and its standard deviation :math:`\sigma_i`; the last two terms, the total correlation of q,
-    are what independent elements cannot express.
-    """
-    if not isinstance(leaf(p), Normal):
-        raise NotImplementedError
-    conditional_stddev = q.scale_tril.diagonal(dim1=-2, dim2=-1)
-    total_correlation = (q.stddev / conditional_stddev).log().sum(-1)
-    return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + total_correlation
-
-
-def kl_low_rank_normal_to_normal(q: LowRankMultivariateNormal, p: Distribution) -> Tensor:
-    r"""Return the KL from a normal with a low-rank covariance to independent normals, under any nesting of wrappers.
-
-    With the covariance :math:`S (I + F F^T) S` it is that of :func:`kl_multivariate_normal_to_normal`, with the total
-    correlation
+    are what independent elements cannot express. For a low-rank covariance :math:`S (I + F F^T) S` they are
 
     .. math:: \tfrac12 \sum_i \log(1 + \|F_i\|^2) - \tfrac12 \log\det(I + F^T F).
     """
     if not isinstance(leaf(p), Normal):
         raise NotImplementedError
-    factor = q.cov_factor / q.cov_diag.sqrt().unsqueeze(-1)
-    eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    marginals = factor.square().sum(-1).log1p().sum(-1)
-    total_correlation = 0.5 * (marginals - torch.logdet(eye + factor.mT @ factor))
+    if isinstance(q, MultivariateNormal):
+        conditional_stddev = q.scale_tril.diagonal(dim1=-2, dim2=-1)
+        total_correlation = (q.stddev / conditional_stddev).log().sum(-1)
+    else:
+        factor = q.cov_factor / q.cov_diag.sqrt().unsqueeze(-1)
+        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        marginals = factor.square().sum(-1).log1p().sum(-1)
+        total_correlation = 0.5 * (marginals - torch.logdet(eye + factor.mT @ factor))
     return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + total_correlation
 
 
@@ -316,8 +308,8 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     ),
     (MaskedDistribution, MaskedDistribution, kl_of_masked),
     (RadialNormal, MultivariateNormal, kl_radial_to_multivariate_normal),
-    *((MultivariateNormal, p, kl_multivariate_normal_to_normal) for p in _KINDS[2:]),
-    *((LowRankMultivariateNormal, p, kl_low_rank_normal_to_normal) for p in _KINDS[2:]),
+    *((MultivariateNormal, p, kl_correlated_normal_to_normal) for p in _KINDS[2:]),
+    *((LowRankMultivariateNormal, p, kl_correlated_normal_to_normal) for p in _KINDS[2:]),
     *((TransformedDistribution, p, kl_of_transformed) for p in _BIJECTIONS),
     (Normal, TransformedDistribution, kl_normal_to_log_gamma),
     (VonMisesFisherStable, VonMisesFisherStable, kl_von_mises_fisher),

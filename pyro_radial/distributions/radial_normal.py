@@ -144,17 +144,13 @@ class RadialNormal(TorchDistribution):
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draw a sample with gradients to ``loc`` and ``scale``, ``[*sample_shape, *batch, *event]``."""
-        noise = self._unit_noise(self._extended_shape(check_shape("sample_shape", sample_shape)))
-        return torch.addcmul(self.loc, self.scale, noise)
-
-    def _unit_noise(self, shape: torch.Size) -> Tensor:
-        """Draw a uniform direction times a half-normal radius, at loc 0 and scale 1."""
+        shape = self._extended_shape(check_shape("sample_shape", sample_shape))
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-        if self.num_elements == 1:
-            return noise
-        norm = _event_norm(noise, self.event_dim)
-        radius = torch.randn(norm.shape, dtype=norm.dtype, device=norm.device).abs_()
-        return noise.mul_(_unsqueeze(radius / norm, self.event_dim).to(noise.dtype))
+        if self.num_elements > 1:
+            norm = _event_norm(noise, self.event_dim)
+            radius = torch.randn(norm.shape, dtype=norm.dtype, device=norm.device).abs_()
+            noise.mul_(_unsqueeze(radius / norm, self.event_dim).to(noise.dtype))
+        return torch.addcmul(self.loc, self.scale, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the normalized log-density, ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
@@ -167,19 +163,14 @@ class RadialNormal(TorchDistribution):
             squares = to_accumulation_dtype(noise).square()
             unit_density = event_sum(-0.5 * squares, self.event_dim) - 0.5 * math.log(2.0 * math.pi)
         else:
-            unit_density = self._log_unit_density(
-                _Distance.apply(value, self.loc, self.scale, self.event_dim)
-            )
+            rho = _Distance.apply(value, self.loc, self.scale, self.event_dim)
+            constant = 0.5 * math.log(2.0 / math.pi) - log_sphere_area(self.num_elements)
+            away = rho > 0
+            # log(1) at the pole keeps its gradient zero rather than NaN.
+            log_rho = torch.where(away, rho, 1.0).log()
+            density_away = constant - 0.5 * rho.square() - (self.num_elements - 1) * log_rho
+            unit_density = torch.where(away, density_away, self._log_density_at_loc)
         return (unit_density - event_sum(self.scale.log(), self.event_dim)).to(self.loc.dtype)
-
-    def _log_unit_density(self, rho: Tensor) -> Tensor:
-        """Return the log-density at distance rho from loc, at scale 1, in the accumulation dtype."""
-        constant = 0.5 * math.log(2.0 / math.pi) - log_sphere_area(self.num_elements)
-        away = rho > 0
-        # log(1) at the pole keeps its gradient zero rather than NaN.
-        log_rho = torch.where(away, rho, 1.0).log()
-        density = constant - 0.5 * rho.square() - (self.num_elements - 1) * log_rho
-        return torch.where(away, density, self._log_density_at_loc)
 
     def entropy(self) -> Tensor:
         r"""Return the exact differential entropy in nats, ``[*batch]``.

@@ -143,19 +143,12 @@ class StoredDistributions(nn.Module):
     def __iter__(self) -> Iterator[str]:
         return (_site_name(key) for key in self._modules)
 
-    def __len__(self) -> int:
-        return len(self._modules)
-
     def update(self, distributions: Mapping[str, StoredDistribution]) -> None:
         """Set the distributions of these sites."""
         for name, distribution in distributions.items():
             self._modules[_site_key(name)] = distribution
             for tensor in distribution.buffers():
                 self._empty_on_device = tensor.new_empty(0)
-
-    def as_dict(self) -> dict[str, Distribution]:
-        """Return ``{site: distribution}``."""
-        return {name: self[name] for name in self}
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any, **kwargs: Any
