@@ -35,8 +35,6 @@ from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
-PLACES = ("both", "measurement_points")
-
 
 class FunctionalELBO(TermsELBO):
     r"""The evidence lower bound of functions at finitely many measurement points.
@@ -111,7 +109,7 @@ class FunctionalELBO(TermsELBO):
         )
         check_prior(prior)
         self.divergence = divergence
-        check_choice("compare_at", compare_at, PLACES)
+        check_choice("compare_at", compare_at, ("both", "measurement_points"))
         if compare_at == "measurement_points" and measurement_points is None:
             raise ValueError("measurement_points must be given to compare at them alone, got None")
         self.prior = prior
@@ -130,9 +128,13 @@ class FunctionalELBO(TermsELBO):
         x = _inputs(run.args)
         values = self._values(run.model_trace, len(x))
         functions: Tensor | GuideProcess = values
-        divergence = self.divergence
+        divergence = self.divergence or self._default_divergence
         if divergence is None:
-            divergence = self._choose_divergence(run, x)
+            # The guide has known moments, or is known by draws.
+            process = GuideProcess(run, self.function_site, self._structures)
+            with seeded(0, x.device):
+                is_known = self._sites_of_function(run, x) <= process.sites_with_moments
+            divergence = self._default_divergence = LinearizedKL() if is_known else SteinKL()
         if isinstance(divergence, ProcessDivergence):
             functions = GuideProcess(run, self.function_site, self._structures)
         else:
@@ -144,7 +146,14 @@ class FunctionalELBO(TermsELBO):
         sites_with_kl = self._sites_with_kl
         points = x
         if self.measurement_points is not None:
-            drawn_points = self._draw_points(self.measurement_points, x)
+            drawn_points = self.measurement_points(x)
+            if drawn_points.shape[1:] != x.shape[1:]:
+                raise ValueError(
+                    f"measurement_points must give points of the shape of one input, {list(x.shape[1:])}, got "
+                    f"{list(drawn_points.shape[1:])}"
+                )
+            check_floating("measurement_points", drawn_points)
+            check_finite("measurement_points", drawn_points)
             functions, points = self._with_points(functions, x, drawn_points, run)
         estimate = self._estimate(divergence, functions, points)
         value = 0.0 if estimate.value is None else estimate.value
@@ -155,27 +164,6 @@ class FunctionalELBO(TermsELBO):
         if not self.weight_space_kl:
             return kls, {}
         return kls, self._site_kls(run, lambda name: name not in sites_with_kl)
-
-    def _choose_divergence(self, run: Run, x: Tensor) -> Divergence | ProcessDivergence:
-        """Return the default divergence, for a guide with known moments or for one known by draws."""
-        if self._default_divergence is None:
-            process = GuideProcess(run, self.function_site, self._structures)
-            with seeded(0, x.device):
-                is_known = self._sites_of_function(run, x) <= process.sites_with_moments
-            self._default_divergence = LinearizedKL() if is_known else SteinKL()
-        return self._default_divergence
-
-    def _draw_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
-        """Return the measurement points of a batch, or raise a ValueError for points that do not fit."""
-        points = measurement_points(x)
-        if points.shape[1:] != x.shape[1:]:
-            raise ValueError(
-                f"measurement_points must give points of the shape of one input, {list(x.shape[1:])}, got "
-                f"{list(points.shape[1:])}"
-            )
-        check_floating("measurement_points", points)
-        check_finite("measurement_points", points)
-        return points
 
     def _with_points(
         self, functions: Tensor | GuideProcess, x: Tensor, drawn_points: Tensor, run: Run

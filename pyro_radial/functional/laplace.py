@@ -188,7 +188,13 @@ def function_space_laplace(
             linear = Linearization(model, weights, [])
         jacobian = linear.jacobian(points)[1]
         basis = _basis(jacobian, functions)
-        _warn_of_stiff_network(jacobian.double() @ basis, functions)
+        network_variance = (jacobian.double() @ basis).square().sum()
+        variance_ratio = float(network_variance / functions.square().sum())
+        if variance_ratio < LEAST_VARIANCE_RATIO:
+            warn(
+                f"The linearized network holds {100 * variance_ratio:.0f} % of the prior's variance at the points, so "
+                "its posterior is too narrow. Use more or steeper units, another activation, or a smoother prior."
+            )
         *_, precision = _data_terms(linear, network, rows, basis)
     eigenvalues, vectors = torch.linalg.eigh(with_diagonal(precision, 1.0))
     factor = basis @ (vectors * eigenvalues.rsqrt())
@@ -356,13 +362,3 @@ def _basis(jacobian: Tensor, functions: Tensor) -> Tensor:
     return jacobian.mT @ torch.cholesky_solve(
         functions.flatten(0, 1), cholesky(jacobian @ jacobian.mT)
     )
-
-
-def _warn_of_stiff_network(network_factor: Tensor, prior_factor: Tensor) -> None:
-    """Warn if the linearized network's functions have much less variance than the prior's."""
-    variance_ratio = float(network_factor.square().sum() / prior_factor.square().sum())
-    if variance_ratio < LEAST_VARIANCE_RATIO:
-        warn(
-            f"The linearized network holds {100 * variance_ratio:.0f} % of the prior's variance at the points, so its "
-            "posterior is too narrow. Use more or steeper units, another activation, or a smoother prior."
-        )

@@ -19,7 +19,7 @@ from pyro_radial.functional import (
     SteinKL,
     UniformBox,
 )
-from pyro_radial.functional.scores import SteinScore
+from pyro_radial.functional.divergences.stein import SteinScore
 from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
 
 ELBO = partial(FunctionalELBO, num_functions=40)

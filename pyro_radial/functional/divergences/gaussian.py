@@ -84,7 +84,14 @@ class GaussianKL:
             )
         factor = torch.linalg.cholesky_ex(q.covariance).L
         if is_validation_enabled():
-            _check_not_singular(q.covariance, factor)
+            pivots = factor.detach().diagonal(dim1=-2, dim2=-1).square()
+            variances = q.covariance.detach().diagonal(dim1=-2, dim2=-1)
+            if not bool((pivots > DETERMINED * variances).all()):
+                raise ValueError(
+                    "f must not have a singular covariance, got fewer degrees of freedom than points, or NaN: its "
+                    "divergence is infinite. LinearizedKL with a gamma is finite, and so is the divergence from a "
+                    "prior with noise"
+                )
         return normal_kl(q, factor, p, cholesky(p.covariance), f.dtype)
 
 
@@ -183,13 +190,3 @@ def _trace_of_product(matrix: Tensor, moments: BlockMoments) -> Tensor:
 
 def _log_det(factor: Tensor) -> Tensor:
     return 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
-def _check_not_singular(covariance: Tensor, factor: Tensor) -> None:
-    pivots = factor.detach().diagonal(dim1=-2, dim2=-1).square()
-    variances = covariance.detach().diagonal(dim1=-2, dim2=-1)
-    if not bool((pivots > DETERMINED * variances).all()):
-        raise ValueError(
-            "f must not have a singular covariance, got fewer degrees of freedom than points, or NaN: its divergence "
-            "is infinite. LinearizedKL with a gamma is finite, and so is the divergence from a prior with noise"
-        )

@@ -1,15 +1,32 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The gradient of the KL divergence, from the scores of both distributions."""
+"""The gradient of the KL divergence from the scores of both distributions, and an estimator of scores."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_function_values
-from pyro_radial.functional.scores import ScoreEstimator, SteinScore
+from pyro_radial.functional.gaussian import JITTER, with_diagonal
+from pyro_radial.functional.priors.function_prior import (
+    FunctionPrior,
+    check_finite,
+    check_function_values,
+)
+
+#: A function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the distribution
+#: of the draws at the values ``at``, ``[T, K]``, or at the draws. The result has no gradient.
+#:
+#: The estimators here work in float64, in coordinates in which the draws are white, so they are equivariant: draws in
+#: other units, or mixed by an invertible matrix, have the same score in those. A kernel of one width for all
+#: directions, as published, misses the directions in which values at neighboring points differ, where the score of a
+#: smooth function's values is largest.
+ScoreEstimator = Callable[..., Tensor]
 
 
 class SteinKL:
@@ -54,15 +71,128 @@ class SteinKL:
         check_function_values(f, x)
         values = f.detach().double()
         with torch.no_grad():
-            score = self.estimator(values.flatten(1)).view_as(values) - self._prior_score(
-                values, x, prior
-            )
-        surrogate = (f * score.to(f.dtype)).sum((-2, -1)).mean()
+            score = self.estimator(values.flatten(1)).view_as(values)
+            try:
+                prior_score = prior.score(values, x)
+            except NotImplementedError:
+                draws = prior.sample(x, self.num_prior_samples, values.shape[-1]).double()
+                prior_score = self.estimator(draws.flatten(1), values.flatten(1)).view_as(values)
+        surrogate = (f * (score - prior_score).to(f.dtype)).sum((-2, -1)).mean()
         return DivergenceEstimate(surrogate, None)
 
-    def _prior_score(self, values: Tensor, x: Tensor, prior: FunctionPrior) -> Tensor:
-        try:
-            return prior.score(values, x)
-        except NotImplementedError:
-            draws = prior.sample(x, self.num_prior_samples, values.shape[-1]).double()
-            return self.estimator(draws.flatten(1), values.flatten(1)).view_as(values)
+
+class SteinScore:
+    r"""Stein's identity solved by ridge regression around the normal distribution of the draws.
+
+    The score satisfies :math:`E[k(f, \cdot) s(f) + \nabla_f k(f, \cdot)] = 0` for every kernel k. Let K be the kernel
+    matrix of the n draws X, and :math:`b(z) = \sum_i \nabla_{x_i} k(x_i, z)`. Minimizing the errors plus :math:`\rho`
+    times the squared norm of :math:`s - g` in the kernel's space gives, with :math:`\eta = n \rho`,
+
+    .. math:: \hat s(z) = g(z) + \tfrac1\eta \big( h(z) - k(z, X) (K + \eta I)^{-1} h(X) \big), \qquad
+        h(z) = -b(z) - k(z, X) g(X).
+
+    Here g is the score of the normal distribution with the draws' mean m and covariance C,
+
+    .. math:: g(z) = -c\, C^{-1} (z - m),
+
+    which the kernel corrects for draws that are not normal. At values independent of the n draws in d dimensions,
+    :math:`c = (n - d - 2) / (n - 1)` makes g unbiased for normal draws. At the draws themselves it is
+    :math:`n / (n - 1)`, because each draw had a part in C. Then :math:`\frac1n \sum_i g(x_i) (x_i - m)^T = -I`, Stein's
+    identity. The kernel is Gaussian with the median distance of white draws as its width.
+
+    Source: with :math:`g = 0` and at the draws this is the estimator of Li and Turner (2018), "Gradient estimators for
+    implicit models", section 3; elsewhere the Tikhonov estimator of Zhou, Shi and Zhu (2020), "Nonparametric score
+    estimators", section 3, with a diagonal kernel. With :math:`g = 0` it misses most of the score in 60 dimensions. For
+    c: Hartlap, Simon and Schneider (2007), eq. 17, with :math:`n - 1` degrees of freedom for C.
+
+    :param float ridge: :math:`\rho`.
+    :raises ValueError: naming ``ridge``; when called, naming ``samples``, for fewer than d + 3 draws, and for draws
+        without a variance.
+
+    Example::
+
+        >>> draws = torch.randn(2000, 1) + 2.0 * torch.randn(2000, 1).sign()  # two modes
+        >>> (SteinScore()(draws, at=torch.tensor([[1.5], [-1.5]])) > 0).flatten()  # uphill is outward
+        tensor([ True, False])
+    """
+
+    def __init__(self, ridge: float = 0.01) -> None:
+        self.ridge = positive_float("ridge", ridge)
+
+    @torch.no_grad()
+    def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
+        """Return the estimated score ``[T, K]``."""
+        white = _whiten(samples, at)
+        median = torch.nn.functional.pdist(white.samples).median()
+        # Most draws may be equal.
+        width = torch.where(median > 0, median, 1.0)
+        eta = self.ridge * len(samples)
+        base = _gaussian_score(white, white.samples, True)
+
+        def residual(z: Tensor) -> tuple[Tensor, Tensor]:
+            squares = z.square().sum(-1, keepdim=True) + white.samples.square().sum(-1)
+            distance = squares - 2.0 * z @ white.samples.mT
+            kernel = (-0.5 * distance.clamp_min(0.0) / width**2).exp()
+            # The kernel's gradient in the draws, summed over them.
+            slope = (z * kernel.sum(-1, keepdim=True) - kernel @ white.samples) / width**2
+            return kernel, -slope - kernel @ base
+
+        kernel, h = residual(white.samples)
+        solution = torch.cholesky_solve(h, torch.linalg.cholesky_ex(with_diagonal(kernel, eta)).L)
+        if at is None:
+            return white.score(base + solution, samples)
+        kernel, h = residual(white.at)
+        return white.score(
+            _gaussian_score(white, white.at, False) + (h - kernel @ solution) / eta, samples
+        )
+
+
+class _White(NamedTuple):
+    """Draws with mean zero and unit covariance, other values in their coordinates, and the way back."""
+
+    #: The draws, ``[S, K]``.
+    samples: Tensor
+    #: The other values, ``[T, K]``, or the draws if there are none.
+    at: Tensor
+    #: The lower Cholesky factor ``[K, K]`` of the covariance of the draws.
+    factor: Tensor
+
+    def score(self, score: Tensor, like: Tensor) -> Tensor:
+        """Transform a score from white coordinates to those of the draws, in their dtype."""
+        return torch.linalg.solve_triangular(self.factor, score, upper=False, left=False).to(
+            like.dtype
+        )
+
+
+def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
+    """Return the score of the draws' normal distribution, white, and corrected as :class:`SteinScore` says."""
+    num_samples, dim = white.samples.shape
+    return -values * (num_samples if at_samples else num_samples - dim - 2) / (num_samples - 1)
+
+
+def _whiten(samples: Tensor, at: Tensor | None) -> _White:
+    """Return draws ``[S, K]`` and other values ``[T, K]`` in coordinates in which the draws are white, in float64."""
+    check_finite("samples", samples)
+    num_samples, dim = samples.shape
+    if num_samples < dim + 3:
+        raise ValueError(
+            f"samples must be at least {dim + 3} draws of {dim} values, got {num_samples}"
+        )
+    values = samples.double()
+    centered = values - values.mean(0)
+    covariance = centered.mT @ centered / (num_samples - 1)
+    mean_variance = covariance.diagonal().mean()
+    if is_validation_enabled() and not bool((mean_variance > 0) & mean_variance.isfinite()):
+        raise ValueError(
+            f"samples must be finite and not all equal, got a variance of {float(mean_variance)}: a distribution at "
+            "one point has no score"
+        )
+    # Draws may have fewer degrees of freedom than values, so the factor may not exist.
+    factor = torch.linalg.cholesky_ex(with_diagonal(covariance, JITTER * mean_variance)).L
+
+    def transform(residual: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(factor.mT, residual, upper=True, left=False)
+
+    white = transform(centered)
+    elsewhere = white if at is None else transform(at.double() - values.mean(0))
+    return _White(white, elsewhere, factor)

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_radial.functional import ImplicitProcess, SteinKL
-from pyro_radial.functional.scores import SteinScore
+from pyro_radial.functional.divergences.stein import SteinScore
 from tests.helpers.functional import NUM_POINTS, POINTS, NormalPrior, SampledPrior, assert_mean_is, normal_p, normal_q
 
 #: Without its kernel, which is shrunk, an estimator of normal distributions that is unbiased.

@@ -7,7 +7,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_radial.functional.scores import SteinScore
+from pyro_radial.functional.divergences.stein import SteinScore
 from tests.helpers.devices import CountHostReads
 from tests.helpers.functional import white
 
