@@ -293,7 +293,12 @@ class Batches:
 
     def get(self, epoch: int, number: int) -> tuple[Batch, Batch]:
         """Return the inputs and targets of one batch of an epoch, both counted from zero."""
-        return self._at(self._order(epoch)[number * self.size : (number + 1) * self.size])
+        seed = self.seed + epoch
+        if self._latest is None or self._latest[0] != seed:
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(self.rows), generator=generator, device="cpu")
+            self._latest = seed, order if self._on_device is None else _send(order, self.device)
+        return self._at(self._latest[1][number * self.size : (number + 1) * self.size])
 
     def num_rows(self, number: int) -> int:
         """Return the rows of one batch."""
@@ -309,14 +314,6 @@ class Batches:
             return take(x, index.to(self.device)), take(y, index.to(self.device))
         x, y = self.rows.take(index)
         return _send(x, self.device), _send(y, self.device)
-
-    def _order(self, epoch: int) -> Tensor:
-        seed = self.seed + epoch
-        if self._latest is None or self._latest[0] != seed:
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(len(self.rows), generator=generator, device="cpu")
-            self._latest = seed, order if self._on_device is None else _send(order, self.device)
-        return self._latest[1]
 
 
 def _fits_on_device(rows: tuple[Batch, Batch], device: torch.device) -> bool:

@@ -91,7 +91,11 @@ class BayesianModule(UniquelyNamed):
         # The network: what it computes, with drawn parameters or with noise in their place, and its other tensors.
         self._functional = FunctionalNet(net)
         self._local = LocalLayers(self._functional.skeleton, self._shapes)
-        _make_gradients_dense(net, self._functional.skeleton, selected)
+        random_ids = set(map(id, selected.values()))
+        for original, module in zip(net.modules(), self.skeleton.modules(), strict=True):
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                # A draw has a gradient in all its elements.
+                module.sparse = module.sparse and id(original.weight) not in random_ids
         self._fixed = FixedTensors(net, self._shapes)
         self.net = self._fixed.root
         # A module becomes a submodule here, so its parameters are trained and known to Pyro.
@@ -328,16 +332,6 @@ def check_fixed(
             f"{argument} must have the buffers and fixed parameters that BayesianModule(net) has "
             f"copied, got other values of {differing}: make the model from the trained network"
         )
-
-
-def _make_gradients_dense(
-    net: nn.Module, skeleton: nn.Module, random: Mapping[str, Tensor]
-) -> None:
-    """Turn off sparse gradients of random embeddings: a draw has a gradient in all its elements."""
-    ids = {id(parameter) for parameter in random.values()}
-    for original, module in zip(net.modules(), skeleton.modules(), strict=True):
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(original.weight) in ids:
-            module.sparse = False
 
 
 def submodules(*modules: object) -> Iterator[nn.Module]:

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,42 +45,32 @@ def _call_hook(
     return hook(layer_name, layer_input, output)
 
 
-class LastLayerFinder:
-    """Finds the linear layer whose output is the network's output, in a run of the network."""
+def find_output_layer(network: nn.Module, run: Callable[[], object]) -> tuple[str | None, bool]:
+    """Find the linear layer whose output is the network's output, by a function that runs the network.
 
-    def __init__(self) -> None:
-        #: The name of the layer in the network; None before a run, and for a network that ends with something else.
-        self.layer_name: str | None = None
-        #: Whether the network calls the layer once, with a vector for each row.
-        self.takes_vectors_once = False
+    :returns: the name of the layer, None for a network that ends with something else; and whether the network calls the
+        layer once, with a vector for each row.
+    """
+    modules = network.named_modules()
+    layers = {layer_name: layer for layer_name, layer in modules if isinstance(layer, nn.Linear)}
+    calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    outputs: list[Any] = []
 
-    @contextmanager
-    def watching(self, network: nn.Module) -> Iterator[None]:
-        """Find the layer in each run of the network inside the block."""
-        modules = network.named_modules()
-        layers = {
-            layer_name: layer for layer_name, layer in modules if isinstance(layer, nn.Linear)
-        }
-        calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    def note_call(layer_name: str, inputs: Tensor, output: Tensor) -> None:
+        calls.setdefault(layer_name, []).append((inputs, output, output.clone()))
 
-        def note_call(layer_name: str, inputs: Tensor, output: Tensor) -> None:
-            calls.setdefault(layer_name, []).append((inputs, output, output.clone()))
-
-        def find_last(module: nn.Module, args: object, output: object) -> None:
-            output = getattr(output, "logits", output)
-            for layer_name, layer_calls in calls.items():
-                inputs, layer_output, output_at_call = layer_calls[-1]
-                is_same_memory = (
-                    isinstance(output, Tensor)
-                    and output.shape == layer_output.shape
-                    and output.data_ptr() == layer_output.data_ptr()
-                )
-                # A layer whose output changes in place afterwards does not compute the network's.
-                if is_same_memory and torch.equal(layer_output, output_at_call):
-                    self.layer_name = layer_name
-                    self.takes_vectors_once = len(layer_calls) == 1 and inputs.dim() == 2
-                    break
-            calls.clear()
-
-        with hooked(layers, note_call), network.register_forward_hook(find_last):
-            yield
+    hook = network.register_forward_hook(lambda module, args, output: outputs.append(output))
+    with hooked(layers, note_call), hook:
+        run()
+    output = getattr(outputs[-1], "logits", outputs[-1])
+    for layer_name, layer_calls in calls.items():
+        inputs, layer_output, output_at_call = layer_calls[-1]
+        is_same_memory = (
+            isinstance(output, Tensor)
+            and output.shape == layer_output.shape
+            and output.data_ptr() == layer_output.data_ptr()
+        )
+        # A layer whose output changes in place afterwards does not compute the network's.
+        if is_same_memory and torch.equal(layer_output, output_at_call):
+            return layer_name, len(layer_calls) == 1 and inputs.dim() == 2
+    return None, False

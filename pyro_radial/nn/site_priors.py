@@ -34,7 +34,6 @@ class ParameterPrior(Protocol):
         With Pyro's ``AutoNormal`` and ``AutoDelta`` a site ``name`` cannot go with a site ``name + ".lam"``; use
         ``name + "_lam"`` for these. ``parameter`` is the value in the network, for shape, dtype and device.
         """
-        ...
 
 
 def site_priors(prior: Any, parameters: Mapping[str, Tensor]) -> dict[str, TorchDistributionMixin]:

@@ -10,7 +10,7 @@ from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.messenger import Messenger
 
 from pyro_radial._pyro.compat import is_deterministic, is_subsample
-from pyro_radial._pyro.types import Guide, Message, Node
+from pyro_radial._pyro.types import Guide, Message
 from pyro_radial.distributions.moments import center
 from pyro_radial.poutine.local_reparameterization import draw_after_all
 
@@ -25,7 +25,11 @@ class MeanOnlyMessenger(Messenger):
     def _pyro_sample(self, msg: Message) -> None:
         if is_subsample(msg):
             return
-        if self._no_targets and _has_target(msg):
+        # Computed and auxiliary sites are observed, and hold no data.
+        is_data = msg["is_observed"] and not (
+            is_deterministic(msg) or msg["infer"].get("is_auxiliary", False)
+        )
+        if self._no_targets and (is_data or msg["infer"].get("is_target", False)):
             raise ValueError(
                 f"mean_only: guide must be a guide, got a model, with targets at site '{msg['name']}'; pass its guide"
             )
@@ -64,9 +68,3 @@ def mean_only(guide: Guide | None = None) -> Any:
         return MeanOnlyMessenger()
     # A guide within this handler runs the model itself.
     return MeanOnlyMessenger(no_targets=not isinstance(guide, GuideMessenger))(guide)
-
-
-def _has_target(msg: Node) -> bool:
-    """Return whether a site holds the targets of a likelihood or other data, and no ``deterministic`` or ``factor``."""
-    computed = is_deterministic(msg) or msg["infer"].get("is_auxiliary", False)
-    return bool(msg["infer"].get("is_target", False) or (msg["is_observed"] and not computed))

@@ -62,7 +62,15 @@ class SwapPriorMessenger(Messenger):
         if name not in self.swapped:
             check_new_prior(name, self.priors[name], msg["fn"])
             self.swapped.add(name)
-        msg["fn"] = replace_prior(name, self.priors[name], msg["fn"])
+        prior = on_support(_expand_to_site(name, self.priors[name], msg["fn"]), msg["fn"].support)
+        try:
+            mask = mask_of(msg["fn"])
+        except ValueError as error:
+            raise ValueError(
+                f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over: "
+                f"{error}"
+            ) from None
+        msg["fn"] = prior if mask is None else prior.mask(mask)
         msg["infer"] = {**msg["infer"], **SWAPPED}
 
     def check_required(self) -> None:
@@ -126,18 +134,6 @@ def is_guide(model: object) -> bool:
     return isinstance(model, nn.Module) and any(
         isinstance(component, AutoGuide) for component in model.modules()
     )
-
-
-def replace_prior(name: str, prior: Any, replaced: Any) -> Any:
-    """Return the new prior in the batch shape and under the mask of the old one."""
-    swapped = on_support(_expand_to_site(name, prior, replaced), replaced.support)
-    try:
-        mask = mask_of(replaced)
-    except ValueError as error:
-        raise ValueError(
-            f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over: {error}"
-        ) from None
-    return swapped if mask is None else swapped.mask(mask)
 
 
 def _expand_to_site(name: str, prior: Distribution, replaced: Distribution) -> Any:

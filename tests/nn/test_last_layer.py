@@ -7,19 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial.nn.last_layer import LastLayerFinder, hooked
+from pyro_radial.nn.last_layer import find_output_layer, hooked
 from tests.helpers.networks import Net
 
 
 def body_and_head(call):
     return Net(call, body=nn.Linear(3, 3), head=nn.Linear(3, 3))
-
-
-def found(net, x):
-    finder = LastLayerFinder()
-    with finder.watching(net):
-        net(x)
-    return finder.layer_name, finder.takes_vectors_once
 
 
 @pytest.mark.parametrize(
@@ -38,15 +31,7 @@ def found(net, x):
     ],
 )
 def test_the_layer_that_returns_the_networks_own_output_is_found(net, expected):
-    assert found(net, torch.ones(4, 3)) == expected
-
-
-def test_each_run_counts_its_own_calls():
-    net, finder = body_and_head(lambda net, x: net.head(x)), LastLayerFinder()
-    with finder.watching(net):
-        net(torch.ones(4, 3))
-        net(torch.ones(4, 3))
-    assert (finder.layer_name, finder.takes_vectors_once) == ("head", True)
+    assert find_output_layer(net, lambda: net(torch.ones(4, 3))) == expected
 
 
 def test_a_hook_sees_input_and_output_and_may_replace_it():
@@ -64,9 +49,7 @@ def test_a_hook_sees_input_and_output_and_may_replace_it():
 
 
 def test_hooks_are_removed_when_the_block_ends_and_when_it_fails():
-    net, finder = nn.Linear(3, 2), LastLayerFinder()
-    with pytest.raises(RuntimeError, match="shapes"), finder.watching(net):
-        net(torch.ones(4, 7))
-    net(torch.ones(4, 3))
-    assert finder.layer_name is None
+    net = nn.Linear(3, 2)
+    with pytest.raises(RuntimeError, match="shapes"):
+        find_output_layer(net, lambda: net(torch.ones(4, 7)))
     assert not net._forward_hooks

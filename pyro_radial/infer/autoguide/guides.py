@@ -90,15 +90,26 @@ class AutoRadial(AutoPerSite):
         event_dim = self._event_dim
         if isinstance(event_dim, Mapping):
             event_dim = event_dim.get(name)
-        if event_dim is None:
-            return self._radial
         return Radial(init_scale=self._radial.init_scale, event_dim=event_dim)
 
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)
-        _check_event_dim(
-            self._event_dim, {name: site.event_dim for name, site in self._site.items()}
-        )
+        site_event_dims = {name: site.event_dim for name, site in self._site.items()}
+        if isinstance(self._event_dim, int):
+            largest = max(site_event_dims.values(), default=self._event_dim)
+            if self._event_dim > largest:
+                raise ValueError(
+                    f"event_dim must be at most {largest}, the most event dimensions of a site, got {self._event_dim}"
+                )
+        for name, dims in self._event_dim.items() if isinstance(self._event_dim, Mapping) else ():
+            if name not in site_event_dims:
+                raise ValueError(
+                    f"event_dim names '{name}', but the sites are {sorted(site_event_dims)}"
+                )
+            if dims > site_event_dims[name]:
+                raise ValueError(
+                    f"event_dim must be at most {site_event_dims[name]} for site '{name}', got {dims}"
+                )
         elements = {
             name: family.elements_per_radius(self._site[name])
             for name, family in self._families.items()
@@ -229,24 +240,3 @@ class AutoRadialDirectional(AutoPerSite):
     def default_family(self, name: str, site: Node) -> Family:
         """Return the family for the support of the site: the sphere, or another space."""
         return self._direction if is_on_sphere(site["fn"].support) else Normal()
-
-
-def _check_event_dim(
-    event_dim: int | Mapping[str, int] | None, site_event_dims: dict[str, int]
-) -> None:
-    if isinstance(event_dim, int):
-        largest = max(site_event_dims.values(), default=event_dim)
-        if event_dim > largest:
-            raise ValueError(
-                f"event_dim must be at most {largest}, the most event dimensions of a site, got {event_dim}"
-            )
-        return
-    for name, dims in (event_dim or {}).items():
-        if name not in site_event_dims:
-            raise ValueError(
-                f"event_dim names '{name}', but the sites are {sorted(site_event_dims)}"
-            )
-        if dims > site_event_dims[name]:
-            raise ValueError(
-                f"event_dim must be at most {site_event_dims[name]} for site '{name}', got {dims}"
-            )

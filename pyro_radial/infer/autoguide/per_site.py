@@ -208,11 +208,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _parameters_of(self, name: str) -> dict[str, Tensor]:
         """Return the parameters of one site, subsampled inside a plate."""
         get_parameter = attrgetter(self._paths[name])
-        values = {
+        return {
             parameter: get_parameter(getattr(self, f"{parameter}s"))
             for parameter in self._parameter_names[name]
         }
-        return values
 
     def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Sample every latent site; takes the arguments of the model."""
@@ -287,14 +286,13 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         selected = names if sites is None else list(sites)
         if not set(selected) <= set(names):
             raise ValueError(f"sites must be among {names}, got {selected}")
-        return {name: self._site_quantiles(name, levels) for name in selected}
-
-    def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
-        site = self._site[name]
-        if site.is_decreasing():
-            levels = [1.0 - level for level in levels]
-        quantiles = self._families[name].quantiles(site, levels, **self._parameters_of(name))
-        return self._constrain(name, quantiles)
+        result = {}
+        for name in selected:
+            site = self._site[name]
+            of_site = [1.0 - level for level in levels] if site.is_decreasing() else levels
+            values = self._families[name].quantiles(site, of_site, **self._parameters_of(name))
+            result[name] = self._constrain(name, values)
+        return result
 
     def _constrain(self, name: str, unconstrained: Tensor) -> Tensor:
         transform = self._site[name].transform
@@ -403,8 +401,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _trained_tensor(self, parameter: str, name: str) -> Tensor:
         """Return the unconstrained tensor that is trained."""
-        container = getattr(self, f"{parameter}s")
-        return attrgetter(f"{self._paths[name]}_unconstrained")(container)
+        return attrgetter(f"{parameter}s.{self._paths[name]}_unconstrained")(self)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

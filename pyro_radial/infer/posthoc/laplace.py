@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A Laplace approximation of the last layer of a trained network."""
+"""A Laplace approximation of the last layer of a trained network, and a plain module to serve it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_count, positive_float, warn
+from pyro_radial._pyro.checks import check_choice, positive_count, positive_float, warn
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.data import Rows, move
@@ -24,7 +24,7 @@ from pyro_radial.infer.prediction.linearized import (
     sample_noise,
 )
 from pyro_radial.nn.bayesian_module import check_fixed
-from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
+from pyro_radial.nn.last_layer import find_output_layer, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
@@ -212,8 +212,7 @@ def last_layer_laplace(
         >>> guide.covariance().shape, predict(model, guide, x, num_samples=8).mean.shape
         (torch.Size([27, 27]), torch.Size([50, 3]))
     """
-    if structure not in ("full", "kronecker", None):
-        raise ValueError(f"structure must be 'full', 'kronecker' or None, got {structure!r}")
+    check_choice("structure", structure, ("full", "kronecker", None))
     if prior_precision != "evidence":
         prior_precision = positive_float("prior_precision", prior_precision)
     positive_count("chunk_size", chunk_size)
@@ -266,22 +265,15 @@ def last_layer_laplace(
     if by_evidence and isinstance(network.likelihood, Categorical | Bernoulli):
         # The rows in the last pass, which are the first ones.
         _, covariance = guide.joint_marginals(model)(x)
-        _warn_if_memorized(prior_precision, network.likelihood, f, covariance, y)
+        by_probit = network.likelihood.observation(probit_logits(f, covariance))
+        lost = (network.likelihood.observation(f).log_prob(y) - by_probit.log_prob(y)).mean()
+        if lost > MOST_LOST:
+            warn(
+                f"prior_precision={prior_precision:.2g} by evidence lowers the mean log-likelihood "
+                f"of the rows given by {lost:.2f} nats, as if the network has memorized them. "
+                "Choose prior_precision on validation rows, or use TemperatureScaling."
+            )
     return guide
-
-
-def _warn_if_memorized(
-    precision: float, likelihood: Likelihood, f: Tensor, covariance: Tensor, y: Tensor
-) -> None:
-    """Warn if a precision by evidence lowers the log-likelihood of rows with outputs ``f`` by much."""
-    by_probit = likelihood.observation(probit_logits(f, covariance))
-    lost = (likelihood.observation(f).log_prob(y) - by_probit.log_prob(y)).mean()
-    if lost > MOST_LOST:
-        warn(
-            f"prior_precision={precision:.2g} by evidence lowers the mean log-likelihood "
-            f"of the rows given by {lost:.2f} nats, as if the network has memorized them. "
-            "Choose prior_precision on validation rows, or use TemperatureScaling."
-        )
 
 
 class _Curvature:
@@ -388,7 +380,16 @@ class TrainedNetwork:
     """The network of a model in evaluation mode, with all sites at trained values; see :func:`last_layer_laplace`."""
 
     def __init__(self, model: Model, trained: object) -> None:
-        values = _trained_values(trained)
+        if hasattr(trained, "median"):
+            with torch.no_grad(), poutine.block():
+                values = trained.median()
+        elif isinstance(trained, nn.Module):
+            values = dict(trained.named_parameters())
+        else:
+            raise ValueError(
+                f"trained must be a guide or a torch network, got {type(trained).__name__}"
+            )
+        values = {name: value.detach().clone() for name, value in values.items()}
         network = network_of(model)
         if isinstance(network.likelihood, NamedLikelihoods):
             raise ValueError(
@@ -446,20 +447,6 @@ class TrainedNetwork:
         return output
 
 
-def _trained_values(trained: object) -> dict[str, Tensor]:
-    """Return copies of the medians of a guide, or of the parameters of a network, by name."""
-    if hasattr(trained, "median"):
-        with torch.no_grad(), poutine.block():
-            values = trained.median()
-    elif isinstance(trained, nn.Module):
-        values = dict(trained.named_parameters())
-    else:
-        raise ValueError(
-            f"trained must be a guide or a torch network, got {type(trained).__name__}"
-        )
-    return {name: value.detach().clone() for name, value in values.items()}
-
-
 class LastLayer(NamedTuple):
     """A linear layer's name in the network, and the sites of its weight and bias (None for a fixed bias)."""
 
@@ -502,18 +489,16 @@ def find_last_layer(network: TrainedNetwork, x: Batch) -> LastLayer:
     :raises ValueError: if the network does not end with a linear layer, called once with a vector for each row, or if
         its weight is fixed or shared.
     """
-    finder = LastLayerFinder()
-    with finder.watching(network.skeleton):
-        network.run(x)
-    if finder.layer_name is None or not finder.takes_vectors_once:
+    layer_name, takes_vectors_once = find_output_layer(network.skeleton, lambda: network.run(x))
+    if layer_name is None or not takes_vectors_once:
         modules = network.skeleton.named_modules()
         linear = [name for name, module in modules if isinstance(module, nn.Linear)]
         raise ValueError(
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"
         )
-    weight, bias = parameter_names(finder.layer_name)
-    shared = network.skeleton.get_submodule(finder.layer_name).weight
+    weight, bias = parameter_names(layer_name)
+    shared = network.skeleton.get_submodule(layer_name).weight
     named = network.skeleton.named_parameters(remove_duplicate=False)
     owners = [name for name, parameter in named if parameter is shared]
     if weight not in network.values or len(owners) > 1:
@@ -521,4 +506,88 @@ def find_last_layer(network: TrainedNetwork, x: Batch) -> LastLayer:
             f"site '{weight}' of the last layer must be random and its own, got a weight of {owners} and the sites "
             f"{sorted(network.values)}"
         )
-    return LastLayer(finder.layer_name, weight, bias if bias in network.values else None)
+    return LastLayer(layer_name, weight, bias if bias in network.values else None)
+
+
+class LinearizedNetwork(nn.Module):
+    """Make a plain module that predicts in one pass with the posterior of a last layer.
+
+    A call returns what :func:`~pyro_radial.predict` computes with the same method, without its random numbers. With
+    "linearized" it returns the mean ``[N, K]`` and the covariance ``[N, K, K]`` of the network's outputs, without the
+    noise of the likelihood; with "probit" the probabilities of classes.
+
+    No Pyro runs in a call. Any number of threads may call the module at once, and it goes through
+    :func:`torch.compile` and :func:`torch.export.export`, with an open number of rows too; the exported program needs
+    neither this library nor Pyro. All tensors are copies. The module is in evaluation mode; leave it there.
+
+    :param model: the model given to :func:`~pyro_radial.infer.last_layer_laplace`.
+    :param guide: the guide that it returned.
+    :param str method: "linearized" or "probit".
+    :raises ValueError: for another guide, whose linearization needs derivatives that ``torch.export`` cannot follow, a
+        model without this network, or "probit" without classes.
+
+    Example::
+
+        >>> from pyro_radial import BayesianModule, SupervisedModel
+        >>> from pyro_radial.infer import last_layer_laplace
+        >>> from pyro_radial.nn import likelihoods
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+        >>> x, y = torch.randn(50, 4), torch.randint(3, (50,))
+        >>> guide = last_layer_laplace(model, network, (x, y), prior_precision=1.0)
+        >>> served = LinearizedNetwork(model, guide, "probit")
+        >>> rows = torch.export.Dim("rows", min=2)
+        >>> exported = torch.export.export(served, (x,), dynamic_shapes={"args": ({0: rows},)})
+        >>> torch.allclose(exported.module()(x[:2]), served(x[:2]), atol=1e-6)
+        True
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: Callable[..., object],
+        guide: Callable[..., object],
+        method: Literal["linearized", "probit"] = "linearized",
+    ) -> None:
+        super().__init__()
+        check_choice("method", method, ("linearized", "probit"))
+        if not isinstance(guide, LastLayerLaplace):
+            raise ValueError(
+                f"guide must be one that last_layer_laplace returned, got {type(guide).__name__}: torch.export cannot "
+                "follow the derivatives in all layers that others need. Serve their draws by SampledNetwork, or call "
+                f"predict(model, guide, x, method={method!r})"
+            )
+        likelihood = TrainedNetwork(model, guide).likelihood
+        if method == "probit" and not isinstance(likelihood, Categorical | Bernoulli):
+            raise ValueError(
+                f"model must have a likelihood of classes for method='probit', got {type(likelihood).__name__}"
+            )
+        self.method = method
+        # In a tuple, so that it is not a submodule with parameters.
+        self._likelihood_and_layer = (likelihood, guide.layer)
+        net = network_of(model).bnn.to_module(guide.median())
+        self.layer = net.get_submodule(guide.layer.module_name)
+        # Without its last layer, the network returns the inputs of that layer.
+        if guide.layer.module_name:
+            parent, _, leaf = guide.layer.module_name.rpartition(".")
+            setattr(net.get_submodule(parent), leaf, nn.Identity())
+        else:
+            net = nn.Identity()
+        self.features = net
+        self.covariance = guide.output_covariance()
+        self.requires_grad_(False)
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute mean and covariance of the outputs, or probabilities.
+
+        :param args: the network's inputs.
+        :param kwargs: inputs by name.
+        """
+        likelihood, layer = self._likelihood_and_layer
+        features = for_likelihood(self.features(*args, **kwargs), likelihood)
+        f = self.layer(features)
+        covariance = self.covariance(layer.with_ones(features))
+        if self.method == "linearized":
+            return f, covariance
+        return likelihood.inverse_link(probit_logits(f, covariance))

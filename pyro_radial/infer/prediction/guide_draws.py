@@ -69,8 +69,10 @@ class GuideDraws:
     def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
         """Return whether all draws are the same except at ignored sites; ``drawn`` is one of them."""
         if isinstance(self._guide, PosteriorSamples):
-            samples = self._guide.samples.items()
-            return all(name in ignored or are_identical(values) for name, values in samples)
+            return all(
+                name in ignored or are_identical(values)
+                for name, values in self._guide.samples.items()
+            )
         for name, site in drawn.iter_stochastic_nodes():
             if name in ignored or site_is_subsample(site):
                 continue
@@ -161,13 +163,14 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
     """
     unused = [
         name
-        for name, site in drawn.iter_stochastic_nodes()
-        if name not in trace and not _is_own(site)
+        for name, site in dict[str, Any](drawn.iter_stochastic_nodes()).items()
+        if not (name in trace or site_is_subsample(site) or site["infer"].get("is_auxiliary"))
     ]
     missing = [
         name
-        for name, site in trace.iter_stochastic_nodes()
-        if name not in drawn and not _has_prior(site)
+        for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items()
+        if not (name in drawn or site_is_subsample(site) or is_target(site))
+        and not site["infer"].items() >= SWAPPED.items()
     ]
     if unused and missing:
         raise ValueError(
@@ -211,13 +214,3 @@ def _runs_as(guide: nn.Module, cls: type[nn.Module]) -> bool:
     """Return whether calling the guide does what the class does."""
     own_forward = getattr(guide.forward, "__func__", None) is cls.forward
     return own_forward and type(guide).__call__ is cls.__call__
-
-
-def _is_own(site: Any) -> bool:
-    """Return whether a site of a guide belongs to the guide alone."""
-    return site_is_subsample(site) or bool(site["infer"].get("is_auxiliary", False))
-
-
-def _has_prior(site: Any) -> bool:
-    """Return whether a site of a model is drawn from its distribution on purpose."""
-    return site_is_subsample(site) or is_target(site) or site["infer"].items() >= SWAPPED.items()

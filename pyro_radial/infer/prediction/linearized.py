@@ -12,7 +12,6 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuideList
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Guide, Model
@@ -22,7 +21,6 @@ from pyro_radial.nn.linearized.site_moments import site_moments, sites_of_networ
 from pyro_radial.nn.modules import evaluating
 
 Marginals = Callable[[Tensor], tuple[Tensor, Tensor]]
-NOISE_SITE = "_weight_noise"
 
 
 class LinearizedGuide(nn.Module):
@@ -54,27 +52,7 @@ class LinearizedGuide(nn.Module):
 def sample_noise(like: Tensor) -> Tensor:
     """Sample standard normal noise with the shape of a vector, at an auxiliary site."""
     normal = dist.Normal(torch.zeros_like(like), 1.0).to_event(1)
-    return pyro.sample(NOISE_SITE, normal, infer={"is_auxiliary": True})
-
-
-def draw_linearized(
-    marginals: Marginals,
-    x: Tensor,
-    num_samples: int | None,
-    chunk_size: int,
-    device: torch.device,
-    progress: bool,
-) -> Tensor:
-    """Draw ``[S, N, *outputs]``, jointly for the outputs of one input; without a number, return the probit's logits."""
-    samples: list[Tensor] = []
-    for rows in tqdm(x.split(chunk_size), desc="predict", unit="pass", disable=not progress):
-        f, covariance = marginals(rows.to(device))
-        if num_samples is None:
-            samples.append(probit_logits(f, covariance).unsqueeze(0))
-        else:
-            draws = _draw_normals(f.reshape(len(f), -1), covariance, num_samples)
-            samples.append(draws.transpose(0, 1).reshape(num_samples, *f.shape))
-    return torch.cat(samples, 1)
+    return pyro.sample("_weight_noise", normal, infer={"is_auxiliary": True})
 
 
 def probit_logits(f: Tensor, covariance: Tensor) -> Tensor:
@@ -92,7 +70,19 @@ def output_marginals(
     """
     if isinstance(guide, LinearizedGuide):
         return guide.joint_marginals(model)
-    posterior = _posterior_by_site(guide, x, method)
+    guides: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
+    draws = GuideDraws(guide)
+    for member in guides:
+        if not hasattr(member, "posterior"):
+            raise ValueError(
+                f"guide must have a method posterior() for method={method!r}, as the guides of this library have, got "
+                f"{getattr(member, '__name__', type(member).__name__)}"
+            )
+    with one_at_a_time(), evaluating(guide):
+        check_global(draws.draw(x), "method must be 'draws'", repr(method))
+    posterior: dict[str, Any] = {}
+    for member in guides:
+        posterior |= member.posterior()
     try:
         mean, blocks = site_moments(posterior, sites_of_network(model))
     except ValueError as error:
@@ -111,25 +101,7 @@ def linearized_marginals(model: Model, linear: Linearization) -> Marginals:
     return marginals
 
 
-def _posterior_by_site(guide: Guide, x: Tensor, method: str) -> dict[str, Any]:
-    """Return a guide's posterior by site, or raise a ValueError for sites in a plate."""
-    guides: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
-    draws = GuideDraws(guide)
-    for member in guides:
-        if not hasattr(member, "posterior"):
-            raise ValueError(
-                f"guide must have a method posterior() for method={method!r}, as the guides of this library have, got "
-                f"{getattr(member, '__name__', type(member).__name__)}"
-            )
-    with one_at_a_time(), evaluating(guide):
-        check_global(draws.draw(x), "method must be 'draws'", repr(method))
-    posterior: dict[str, Any] = {}
-    for member in guides:
-        posterior |= member.posterior()
-    return posterior
-
-
-def _draw_normals(mean: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
+def draw_normals(mean: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
     """Draw from normals, ``[N, S, O]``, with means ``[N, O]`` and covariances ``[N, O, O]``, which may be singular."""
     covariance = covariance.double()
     factor, info = torch.linalg.cholesky_ex(covariance)

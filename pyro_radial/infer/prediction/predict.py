@@ -27,8 +27,9 @@ from pyro_radial.infer.prediction.guide_draws import (
 )
 from pyro_radial.infer.prediction.linearized import (
     LinearizedGuide,
-    draw_linearized,
+    draw_normals,
     output_marginals,
+    probit_logits,
 )
 from pyro_radial.infer.prediction.prediction import Prediction, make_prediction, warn_if_identical
 from pyro_radial.nn.bayesian_module import submodules
@@ -39,7 +40,6 @@ from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.nn.supervised import ModelNetwork, find_network, likelihood_names, read_noise
 
 DEFAULT_NUM_SAMPLES = 64
-METHODS = ("draws", "linearized", "probit")
 DROPOUT_LAYERS = (
     nn.Dropout,
     nn.Dropout1d,
@@ -192,7 +192,7 @@ def _predict_by_draws(
 
 
 def _check_arguments(model: object, method: object, dropout: bool, function_site: object) -> None:
-    check_choice("method", method, METHODS)
+    check_choice("method", method, ("draws", "linearized", "probit"))
     if method != "draws" and dropout:
         raise ValueError(f"dropout must be False for method={method!r}, got True")
     likelihood = getattr(model, "likelihood", None)
@@ -235,15 +235,16 @@ def _predict_linearized(
     marginals = output_marginals(model, guide, x[:1].to(device), method, site)
     num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
     noise = _predict_by_draws(model, guide, x[:1], num_draws, chunk_size, site).noise
-    samples = draw_linearized(
-        marginals,
-        x,
-        num_samples=count if method == "linearized" else None,
-        chunk_size=chunk_size,
-        device=device,
-        progress=progress,
-    )
-    return Prediction(samples, likelihood, noise)
+    samples: list[Tensor] = []
+    for rows in tqdm(x.split(chunk_size), desc="predict", unit="pass", disable=not progress):
+        f, covariance = marginals(rows.to(device))
+        if method == "probit":
+            samples.append(probit_logits(f, covariance).unsqueeze(0))
+        else:
+            # Jointly for the outputs of one input.
+            draws = draw_normals(f.reshape(len(f), -1), covariance, count)
+            samples.append(draws.transpose(0, 1).reshape(count, *f.shape))
+    return Prediction(torch.cat(samples, 1), likelihood, noise)
 
 
 class _NetworkRun:
@@ -282,8 +283,8 @@ class _NetworkRun:
     def values(self, inputs: Batch) -> Any:
         """Compute the function at some rows."""
         self._has_run = True
-        values = self._function(inputs, self._parameters)
-        return _check_outputs(values, FUNCTION_SITE, num_rows(inputs))
+        outputs = self._function(inputs, self._parameters)
+        return _check_outputs(outputs, FUNCTION_SITE, num_rows(inputs))
 
 
 class _ModelRun:

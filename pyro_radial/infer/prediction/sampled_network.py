@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_choice, positive_count
 from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
@@ -128,8 +128,7 @@ class SampledNetwork(nn.Module):
 
     @batching.setter
     def batching(self, batching: str) -> None:
-        if batching not in ("vmap", "loop"):
-            raise ValueError(f'batching must be "vmap" or "loop", got {batching!r}')
+        check_choice("batching", batching, ("vmap", "loop"))
         self._functional.batching = batching
         self._unused.clear()
 

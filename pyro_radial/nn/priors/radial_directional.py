@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import check_choice, positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.distributions.wrappers import to_like
@@ -136,10 +136,7 @@ class RadialDirectionalPrior:
         bias_scale: float = 1.0,
     ) -> None:
         for grouping_name in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
-            if not isinstance(grouping_name, str) or grouping_name not in SIDES:
-                raise ValueError(
-                    f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {grouping_name!r}"
-                )
+            check_choice("grouping", grouping_name, tuple(SIDES))
         self.grouping = grouping
         self.global_scale = positive_float("global_scale", global_scale)
         self.bias_scale = bias_scale
