@@ -18,7 +18,6 @@ import torch
 Checked = TypeVar("Checked")
 # The packages whose frames may stand between a warning and the line of the user.
 BETWEEN = {"pyro_radial", "pyro", "torch", "sklearn", "contextlib"}
-STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
 
 
 def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -> torch.Size:
@@ -162,7 +161,7 @@ def _state_methods(holder: object) -> list[Any]:
     """Return the methods that get and load the state of an object; an empty list for a class or without a state."""
     if isinstance(holder, type):
         return []
-    for pair in STATE_METHODS:
+    for pair in (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state")):
         if all(hasattr(holder, name) for name in pair):
             return [getattr(holder, name) for name in pair]
     return []

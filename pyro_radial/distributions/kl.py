@@ -272,14 +272,13 @@ def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     return carry_to_batch(partial(_cross_entropy_without_wrappers, _read_parameters(q)), p)
 
 
-def _cross_entropy_without_wrappers(q: _Parameters, p: Distribution) -> Tensor:
+def _cross_entropy_without_wrappers(q: _Parameters, p: RadialNormal | Normal) -> Tensor:
     """Return E[-log p(w)] for a radial or a normal p without wrappers, one number for each element of its batch."""
     if isinstance(p, RadialNormal):
         log_scale = event_sum(q.scale.log(), p.event_dim)
         return _divergence_to_radial(q, p) + (
             log_scale + p.num_elements // q.elements_per_radius * q.unit_entropy
         )
-    assert isinstance(p, Normal)
     scale = drop_repeats(p.scale)
     ratio, shift = standardize(q.loc, q.scale, drop_repeats(p.loc), scale)
     quadratic = 0.5 * (ratio.square() / q.elements_per_radius + shift.square())

@@ -133,8 +133,7 @@ class StoredDistributions(nn.Module):
         return self._empty_on_device.device
 
     def __getitem__(self, name: str) -> Distribution:
-        stored = self._modules[_site_key(name)]
-        assert isinstance(stored, StoredDistribution)
+        stored: Any = self._modules[_site_key(name)]
         try:
             return stored.distribution
         except ValueError as error:

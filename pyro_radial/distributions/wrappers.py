@@ -161,14 +161,14 @@ def _is_identity(transform: Transform) -> bool:
 
 def expand_copy(distribution: object, batch_shape: Sequence[int]) -> Any:
     """Return the distribution with a larger batch; unlike some ``expand`` in Pyro, it changes nothing in place."""
-    return _copy_wrappers(distribution).expand(torch.Size(batch_shape))
+    return copy_wrappers(distribution).expand(torch.Size(batch_shape))
 
 
-def _copy_wrappers(distribution: object) -> Any:
+def copy_wrappers(distribution: object) -> Any:
     """Copy the wrappers down to the leaf, so that they may be changed; tensors are shared."""
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
         return distribution
-    return with_base(distribution, _copy_wrappers(distribution.base_dist))
+    return with_base(distribution, copy_wrappers(distribution.base_dist))
 
 
 def drop_repeats(tensor: Tensor, keep: int = 0) -> Tensor:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws, densities and scores of normal vectors with a covariance that may be close to singular."""
+"""Normal vectors with a covariance that may be close to singular: factors, densities and conditionals."""
 
 import math
 
@@ -60,30 +60,10 @@ def _cholesky_unread(covariance: Tensor, jitter: Tensor) -> Tensor:
     return torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * rung)[..., None]))[0]
 
 
-def gaussian_sample(
-    mean: Tensor, covariance: Tensor, num_samples: int, jitter: float = JITTER
-) -> Tensor:
-    """Draw values ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[O, N, N]``."""
-    num_points, num_outputs = mean.shape
-    noise = torch.randn(num_outputs, num_points, num_samples, dtype=mean.dtype, device=mean.device)
-    factor = cholesky(distinct_covariances(covariance), jitter)
-    return mean + (factor @ noise).permute(2, 1, 0)
-
-
-def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
-    """Return the gradient of the log-density of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
-    residual = (f.double() - mean).permute(2, 1, 0)
-    return (
-        -torch.cholesky_solve(residual, cholesky(distinct_covariances(covariance), jitter))
-        .permute(2, 1, 0)
-        .to(f.dtype)
-    )
-
-
 def gaussian_log_prob(
     f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER
 ) -> Tensor:
-    """Return the log-density ``[S]`` of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
+    """Return the log-density ``[S]`` of values ``[S, N, O]`` with mean ``[N, O]`` and covariances ``[O, N, N]``."""
     factor = cholesky(distinct_covariances(covariance), jitter)
     residual = (f.double() - mean).permute(2, 1, 0)
     white = torch.linalg.solve_triangular(factor, residual, upper=False)

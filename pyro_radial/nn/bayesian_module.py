@@ -17,7 +17,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_radial._pyro.naming import UniquelyNamed
-from pyro_radial.distributions.wrappers import to_like
+from pyro_radial.distributions.wrappers import copy_wrappers
 from pyro_radial.nn.fixed_tensors import FixedTensors, copy_tensor
 from pyro_radial.nn.functional_net import (
     Arguments,
@@ -31,7 +31,6 @@ from pyro_radial.nn.site_priors import (
     ParameterPrior,
     Select,
     check_net,
-    expands_in_place,
     select_parameters,
     site_priors,
 )
@@ -283,10 +282,8 @@ class BayesianModule(UniquelyNamed):
         initial = self._initial[name]
         if self._site_priors is None:
             return self.prior.sample_parameter(name, initial)
-        prior = self._site_priors[name]
-        if expands_in_place(prior):
-            # A plate would change the distribution itself.
-            prior = to_like(prior, initial)
+        # A copy, because some distributions of Pyro change themselves when a plate expands them.
+        prior = copy_wrappers(self._site_priors[name])
         return pyro.sample(name, prior, infer={"initial_value": initial})  # type: ignore[arg-type]
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from pyro.distributions.torch_distribution import ExpandedDistribution, TorchDistributionMixin
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -63,15 +63,6 @@ def _expand_to(
             f"{tuple(shape)} (batch_shape {tuple(prior.batch_shape)}, event_shape {tuple(prior.event_shape)})"
         )
     return prior.to_event(parameter.dim() - prior.event_dim)
-
-
-def expands_in_place(prior: Any) -> bool:
-    """Return whether ``expand``, which plates call, changes the distribution itself, as Pyro's default does."""
-    while not isinstance(prior, ExpandedDistribution):
-        if not hasattr(prior, "base_dist"):
-            return False
-        prior = prior.base_dist
-    return True
 
 
 def _prior_of(prior: object, name: str, parameter: Tensor) -> TorchDistributionMixin:

@@ -88,7 +88,14 @@ def referral_curve(
             raise ValueError(
                 f"{name} must have {number} rows to fit uncertainty, got shape {list(values.shape)}"
             )
-    referred = _check_shares(shares)
+    referred = held_numbers("shares", shares)
+    is_valid = (
+        referred.ndim == 1 and len(referred) > 0 and bool(((referred >= 0) & (referred < 1)).all())
+    )
+    if not is_valid or not (referred.diff() > 0).all():
+        raise ValueError(
+            f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {referred.tolist()}"
+        )
     num_kept = [number - round(number * value) for value in referred.tolist()]
     if num_kept[-1] == 0:
         raise ValueError(f"shares must leave at least one of {number} points, got {referred[-1]:g}")
@@ -120,18 +127,6 @@ def referral_curve(
                     f"refer smaller shares or take more points: {error}"
                 ) from error
     return ReferralCurve(referred, of_all, torch.stack(resamples), redrawn)
-
-
-def _check_shares(shares: Sequence[float]) -> torch.Tensor:
-    referred = held_numbers("shares", shares)
-    is_valid = (
-        referred.ndim == 1 and len(referred) > 0 and bool(((referred >= 0) & (referred < 1)).all())
-    )
-    if not is_valid or not (referred.diff() > 0).all():
-        raise ValueError(
-            f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {referred.tolist()}"
-        )
-    return referred
 
 
 def _score_kept(

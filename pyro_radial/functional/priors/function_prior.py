@@ -13,9 +13,9 @@ from pyro_radial._pyro.checks import kind_of, positive_count
 from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.functional.gaussian import (
     JITTER,
+    cholesky,
+    distinct_covariances,
     gaussian_log_prob,
-    gaussian_sample,
-    gaussian_score,
 )
 
 
@@ -77,7 +77,10 @@ class FunctionPrior(nn.Module):
         :raises NotImplementedError: for a prior without a known density.
         """
         check_function_values(f, x)
-        return gaussian_score(f, *self.moments(x, f.shape[-1]), jitter=self.jitter)
+        mean, covariance = self.moments(x, f.shape[-1])
+        residual = (f.double() - mean).permute(2, 1, 0)
+        factor = cholesky(distinct_covariances(covariance), self.jitter)
+        return -torch.cholesky_solve(residual, factor).permute(2, 1, 0).to(f.dtype)
 
     def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
         """Return the log-density of function values ``[S, N, O]``, jointly over points and outputs, ``[S]``.
@@ -88,7 +91,11 @@ class FunctionPrior(nn.Module):
         return gaussian_log_prob(f, *self.moments(x, f.shape[-1]), jitter=self.jitter)
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
-        return gaussian_sample(*self.moments(x, num_outputs), num_samples, jitter=self.jitter)
+        mean, covariance = self.moments(x, num_outputs)
+        shape = (num_outputs, len(x), num_samples)
+        noise = torch.randn(shape, dtype=mean.dtype, device=mean.device)
+        factor = cholesky(distinct_covariances(covariance), self.jitter)
+        return mean + (factor @ noise).permute(2, 1, 0)
 
 
 class ImplicitProcess(FunctionPrior):

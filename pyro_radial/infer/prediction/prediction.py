@@ -244,14 +244,13 @@ class Prediction:
         number = self.samples.shape[1]
         numbers = copies * max(1, self.samples.numel())
         size = max(1, number // (CHUNKS * copies), number * SMALL // numbers)
-        result: Tensor | None = None
+        result: Any = None
         for start in range(0, max(1, number), size):
             rows = slice(start, start + size)
             values = function(self.samples[:, rows], rows)
             if result is None:
                 result = values.new_empty((number, *values.shape[1:]))
             result[rows] = values
-        assert result is not None
         return result
 
     def _require(self, quantity: str) -> Any:

@@ -242,8 +242,7 @@ def _at_channels(layer: nn.Module, values: Tensor, dims: int) -> Tensor:
 def _apply(layer: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Compute the layer with these parameters, without hooks."""
     if isinstance(layer, nn.Linear):
-        assert weight is not None
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias)  # type: ignore[arg-type]
     bare = copy.copy(layer)
     bare._parameters = {"weight": weight, "bias": bias}
     return type(layer).forward(bare, x)

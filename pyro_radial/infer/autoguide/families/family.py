@@ -227,17 +227,6 @@ class LocScale(Family):
         }
 
 
-def expand_mean(site: Site, mean: Tensor) -> Tensor:
-    """Return the mean at a site's full size, or an error that names the site."""
-    try:
-        return mean.expand(site.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"start_at: the distribution of site '{site.name}' has shape {tuple(mean.shape)}, which does not expand to "
-            f"the site's {tuple(site.shape)} in unconstrained space"
-        ) from None
-
-
 #: Families by site names or patterns, or a function of a site's name and the site.
 Families = Mapping[str, Family] | Callable[[str, Node], Family | None]
 
@@ -308,5 +297,11 @@ def start_at(site: Site, value: Tensor, distribution: Distribution) -> tuple[Ten
     mean, stddev = moments(distribution, site.transform)
     loc = value.clone()
     if mean is not None:
-        loc.copy_(expand_mean(site, mean))
+        try:
+            loc.copy_(mean)
+        except RuntimeError:
+            raise ValueError(
+                f"start_at: the distribution of site '{site.name}' has shape {tuple(mean.shape)}, which does not "
+                f"expand to the site's {tuple(site.shape)} in unconstrained space"
+            ) from None
     return loc, stddev

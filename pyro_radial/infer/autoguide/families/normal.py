@@ -12,8 +12,7 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_radial.distributions.moments import moments
-from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, expand_mean
+from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, start_at
 
 
 class Normal(LocScale):
@@ -88,8 +87,7 @@ class Delta(Family):
         self, site: Site, value: Tensor, distribution: Distribution, spread: bool
     ) -> dict[str, PyroParam]:
         """Return the mean of the distribution in unconstrained space, if it is known."""
-        mean, _ = moments(distribution, site.transform)
-        return self.initial(site, value if mean is None else expand_mean(site, mean).to(value))
+        return self.initial(site, start_at(site, value, distribution)[0])
 
     def distribution(self, site: Site, *, loc: Tensor) -> TorchDistribution:  # type: ignore[override]
         """Return a ``Delta`` at ``loc``."""
