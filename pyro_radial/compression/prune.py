@@ -106,7 +106,15 @@ def prune(
     """
     non_negative_float("tolerance", tolerance)
     check_integer("num_cuts", num_cuts, 2, "an integer of at least 2")
-    bnn = _network_of(model)
+    bnn: Any = getattr(model, "bnn", None)
+    likelihood = getattr(model, "likelihood", None)
+    is_classifier = isinstance(likelihood, Categorical) and likelihood.event_dim == 1
+    is_supervised = isinstance(model, SupervisedModel) and isinstance(bnn, BayesianModule)
+    if not (is_supervised and is_classifier):
+        raise ValueError(
+            "model must be a SupervisedModel around a BayesianModule, with the likelihood Categorical for one label "
+            f"for each row, got {type(model).__name__} with {type(likelihood).__name__}"
+        )
     rows = Rows(data, "data")
     example, _ = rows.take(torch.arange(min(2, len(rows)), device="cpu"))
     if not isinstance(example, Tensor):
@@ -237,23 +245,6 @@ def remove_channels(network: nn.Module, example: Tensor, removed: Removed) -> nn
     for name, parameter in smaller.named_parameters():
         parameter.requires_grad_(network.get_parameter(name).requires_grad)
     return smaller
-
-
-def _network_of(model: object) -> BayesianModule:
-    """Return the network of a classifier, or raise a ValueError."""
-    bnn = getattr(model, "bnn", None)
-    likelihood = getattr(model, "likelihood", None)
-    is_classifier = isinstance(likelihood, Categorical) and likelihood.event_dim == 1
-    if (
-        not isinstance(model, SupervisedModel)
-        or not isinstance(bnn, BayesianModule)
-        or not is_classifier
-    ):
-        raise ValueError(
-            "model must be a SupervisedModel around a BayesianModule, with the likelihood Categorical for one label "
-            f"for each row, got {type(model).__name__} with {type(likelihood).__name__}"
-        )
-    return bnn
 
 
 def _trace(network: nn.Module, example: Tensor) -> torch_pruning.DependencyGraph:

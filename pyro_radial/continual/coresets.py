@@ -219,18 +219,17 @@ def store_coreset(coreset: Coreset, task: Task, seed: int) -> tuple[StoredCorese
 def choose_inputs(coreset: Coreset, task: Task, seed: int) -> tuple[Tensor, Tensor, Pair]:
     """Choose inputs of a task, and return them, with their targets if they are rows, and the rows to learn from."""
     x, y = task.train
-    size = coreset.size
-    if size >= num_rows(x):
+    if coreset.size >= num_rows(x):
         raise ValueError(
-            f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {size}"
+            f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {coreset.size}"
         )
-    choice = coreset.choose(x, size, seed=seed)
+    choice = coreset.choose(x, coreset.size, seed=seed)
     if coreset.use == "labels" or not choice.is_floating_point():
         coreset_rows, other_rows = split_coreset(task.train, choice)
         return *coreset_rows, other_rows
-    if len(choice) != size or choice.shape[1:] != x.shape[1:] or not bool(choice.isfinite().all()):
+    if choice.shape != (coreset.size, *x.shape[1:]) or not bool(choice.isfinite().all()):
         raise ValueError(
-            f"choose must return {size} indices or finite inputs of shape {list(x.shape[1:])} for task "
+            f"choose must return {coreset.size} indices or finite inputs of shape {list(x.shape[1:])} for task "
             f"{task.name!r}, got {list(choice.shape)}"
         )
     return choice.to(x), y[:0], task.train

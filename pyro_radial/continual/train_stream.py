@@ -47,7 +47,6 @@ TRAINING = 0
 CORESET = 1
 PREDICTION = 2
 UNTRAINED = 3
-CHECKPOINT_FORMAT = "train_stream 5"
 
 #: Arguments of :func:`~pyro_radial.fit` by name.
 FitOptions = Mapping[str, Any]
@@ -131,8 +130,6 @@ def train_stream(
             f"stream must be a TaskStream, got {type(stream).__name__}; TaskStream.of(tasks, num_outputs=..., "
             "num_heads=...) makes one"
         )
-    path = None if checkpoint is None else Path(checkpoint) / "stream.pt"
-    file = None if path is None else Checkpoint(path, CHECKPOINT_FORMAT)
     training = _StreamTraining(
         chain,
         stream,
@@ -143,7 +140,9 @@ def train_stream(
         seed,
         fit_options,
         first_task,
-        file,
+        None
+        if checkpoint is None
+        else Checkpoint(Path(checkpoint) / "stream.pt", "train_stream 5"),
     )
     state = copy_state(chain.state_dict())
     try:
@@ -443,7 +442,6 @@ class _StreamTraining:
 
     def _settings(self) -> Settings:
         """Return the plain settings that a checkpoint must have been made with."""
-        coreset_settings = {} if self.coreset is None else vars(self.coreset)
         return {
             "form": self.chain.form,
             "weight": self.chain.weight,
@@ -451,7 +449,7 @@ class _StreamTraining:
             "measure_on": self.measure_on,
             "num_samples": self.num_samples,
             "seed": self.seed,
-            **plain_settings(coreset_settings, prefix="coreset."),
+            **plain_settings({} if self.coreset is None else vars(self.coreset), prefix="coreset."),
             **plain_settings(self.fit_options),
             **plain_settings(self.first_task, prefix="first_task."),
         }

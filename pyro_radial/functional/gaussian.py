@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Normal vectors with a covariance that may be close to singular: factors, densities and conditionals."""
+"""Normal vectors with a covariance that may be close to singular: factors and densities."""
 
 import math
 
@@ -70,26 +70,6 @@ def gaussian_log_prob(
     half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(mean.shape[-1]).sum()
     constant = 0.5 * mean.numel() * math.log(2.0 * math.pi)
     return (-0.5 * white.square().sum((0, 1)) - half_log_det - constant).to(f.dtype)
-
-
-def gaussian_condition(
-    mean: Tensor, covariance: Tensor, y: Tensor, noise: Tensor, jitter: float = JITTER
-) -> tuple[Tensor, Tensor]:
-    """Return the moments ``[M, O]`` and ``[O, M, M]`` of the last M values, given the first N.
-
-    All values have mean ``[N + M, O]`` and covariance ``[1 or O, N + M, N + M]``. The observations ``y``, ``[N, O]``,
-    have independent noise with variance ``noise``.
-    """
-    size, outputs = y.shape
-    factor = cholesky(with_diagonal(covariance[:, :size, :size], noise), jitter)
-    half = torch.linalg.solve_triangular(factor, covariance[:, :size, size:], upper=False)
-    residual = torch.linalg.solve_triangular(
-        factor, (y - mean[:size]).mT.unsqueeze(-1), upper=False
-    )
-    change = (half.mT @ residual).squeeze(-1).mT
-    return mean[size:] + change, (covariance[:, size:, size:] - half.mT @ half).expand(
-        outputs, -1, -1
-    )
 
 
 def with_diagonal(covariance: Tensor, addend: Tensor | float) -> Tensor:

@@ -31,18 +31,18 @@ class Rows:
         self.drop_last = False
         self._collate: Callable[[list[Any]], Any] | None = None
         self._check: Callable[[Batch], None] | None = None
+        source = data.dataset if isinstance(data, DataLoader) else data
+        if isinstance(source, IterableDataset):
+            raise ValueError(
+                f"{name} must be a map-style Dataset, with a length and items by index, got the iterable "
+                f"{type(source).__name__}"
+            )
         if isinstance(data, DataLoader):
             _check_loader(data, name)
             self.batch_size = data.batch_size
             self.drop_last = data.drop_last
             self._collate = None if data.collate_fn is default_collate else data.collate_fn
-            data = data.dataset
-        if isinstance(data, IterableDataset):
-            raise ValueError(
-                f"{name} must be a map-style Dataset, with a length and items by index, got the iterable "
-                f"{type(data).__name__}"
-            )
-        self.dataset = data if isinstance(data, Dataset) else None
+        self.dataset = source if isinstance(source, Dataset) else None
         if self.dataset is None:
             if not isinstance(data, tuple | list) or len(data) < 2:
                 raise ValueError(
@@ -251,8 +251,6 @@ def _to_tensors(value: object, dtype: torch.dtype | None) -> Any:
 
 def _check_loader(loader: DataLoader[Any], name: str) -> None:
     """Raise a ValueError unless the loader passes over each row once, in this process."""
-    if isinstance(loader.dataset, IterableDataset):
-        return
     sampler = loader.sampler
     plain = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler

@@ -180,8 +180,8 @@ class BayesianModule(UniquelyNamed):
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape.
         """
-        values = split_draws({**self._initial, **parameters}, self._shapes)
-        return self._output(*values, Arguments(args, kwargs))
+        draws = split_draws({**self._initial, **parameters}, self._shapes)
+        return self._output(*draws, Arguments(args, kwargs))
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a value of each parameter's own shape: the given one, or the network's first value.

@@ -39,9 +39,16 @@ class FixedTensors:
 
     def trained(self) -> dict[str, Tensor]:
         """Return the trained parameters by name; reading them makes their ``param`` statements."""
-        if not pyro.settings.get("module_local_params"):
-            for owner, leaf in self._trained.values():
-                _adopt_stored_value(owner, leaf)
+        store = pyro.get_param_store()
+        is_shared = not pyro.settings.get("module_local_params")
+        for owner, leaf in self._trained.values() if is_shared else ():
+            # Pyro trains what its store holds under our name, which after a load of the store is not our tensor.
+            fullname = stored_name(owner, leaf)
+            parameter = dict(owner.named_parameters(recurse=False))[leaf]
+            if fullname in store and store[fullname] is not parameter:
+                with torch.no_grad():
+                    parameter.copy_(store[fullname])
+                store[fullname] = parameter
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
 
     def untrained(self) -> dict[str, Tensor]:
@@ -72,14 +79,3 @@ def place_below(root: nn.Module, name: str) -> tuple[Any, str]:
 def copy_tensor(tensor: Tensor) -> Tensor:
     """Return a detached, contiguous copy; Pyro's store copies any other tensor, and trains its own copy."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
-    # Pyro trains what its store holds under our name, which after a load of the store is not our tensor.
-    store = pyro.get_param_store()
-    fullname = stored_name(owner, leaf)
-    parameter = dict(owner.named_parameters(recurse=False))[leaf]
-    if fullname in store and store[fullname] is not parameter:
-        with torch.no_grad():
-            parameter.copy_(store[fullname])
-        store[fullname] = parameter

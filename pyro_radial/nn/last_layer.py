@@ -12,12 +12,6 @@ import torch
 from torch import Tensor, nn
 
 
-def parameter_names(layer_name: str) -> tuple[str, str]:
-    """Return the names of the weight and the bias of a layer."""
-    prefix = f"{layer_name}." if layer_name else ""
-    return f"{prefix}weight", f"{prefix}bias"
-
-
 @contextmanager
 def hooked(
     layers: Mapping[str, nn.Module], hook: Callable[[str, Tensor, Tensor], Tensor | None]

@@ -65,11 +65,8 @@ class MultiHead(nn.Module):
         if not name.startswith("heads."):
             return True
         # By identity: a parameter that several heads share has its name in the first of them.
-        parameter = self.get_parameter(name)
-        heads = [self.heads[head] for head in self._random]
-        return any(
-            parameter is head_parameter for head_parameter in nn.ModuleList(heads).parameters()
-        )
+        heads = nn.ModuleList(self.heads[head] for head in self._random)
+        return id(self.get_parameter(name)) in map(id, heads.parameters())
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Return the output of the head in use for the trunk's output."""

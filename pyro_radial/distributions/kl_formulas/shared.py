@@ -33,11 +33,12 @@ _FEW_TERMS = 20
 _POINTS_AT_ONCE = 2**15
 
 
-@settings.register("radial_kl_directions", __name__, "NUM_DIRECTIONS")
-def _check_directions(value: int) -> None:
-    positive_count("radial_kl_directions", value)
-
-
+settings.register(
+    "radial_kl_directions",
+    __name__,
+    "NUM_DIRECTIONS",
+    partial(positive_count, "radial_kl_directions"),
+)
 settings.register("radial_kl_seed", __name__, "DIRECTION_SEED")
 
 

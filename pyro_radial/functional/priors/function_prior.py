@@ -183,15 +183,5 @@ def check_targets(y: Tensor, x: Tensor) -> Tensor:
     return y.double().reshape(len(y), -1)
 
 
-def join_points(x: Tensor, at: Tensor) -> Tensor:
-    """Return the points of observations and those to predict at in one tensor, or raise a ValueError."""
-    check_points(at, "at")
-    if at.shape[1:] != x.shape[1:]:
-        raise ValueError(
-            f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}"
-        )
-    return torch.cat([x, at.to(x)])
-
-
 def _kind(value: object) -> object:
     return value.dtype if isinstance(value, Tensor) else kind_of(value)

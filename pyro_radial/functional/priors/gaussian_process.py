@@ -23,7 +23,7 @@ from pyro_radial._pyro.checks import (
 from pyro_radial._pyro.compat import set_context
 from pyro_radial.functional.gaussian import (
     JITTER,
-    gaussian_condition,
+    cholesky,
     gaussian_log_prob,
     with_diagonal,
 )
@@ -31,7 +31,6 @@ from pyro_radial.functional.priors.function_prior import (
     FunctionPrior,
     check_points,
     check_targets,
-    join_points,
 )
 
 #: A loss that no line search accepts, in nats per datum.
@@ -159,8 +158,21 @@ class GaussianProcess(FunctionPrior):
             True
         """
         y = check_targets(y, x)
-        mean, covariance = self._prior_moments(join_points(x, at), y.shape[-1])
-        return gaussian_condition(mean, covariance, y, self.observation_noise.square(), self.jitter)
+        check_points(at, "at")
+        if at.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}"
+            )
+        size, num_outputs = y.shape
+        mean, covariance = self._prior_moments(torch.cat([x, at.to(x)]), num_outputs)
+        of_data = with_diagonal(covariance[:, :size, :size], self.observation_noise.square())
+        factor = cholesky(of_data, self.jitter)
+        half = torch.linalg.solve_triangular(factor, covariance[:, :size, size:], upper=False)
+        gap = (y - mean[:size]).mT.unsqueeze(-1)
+        residual = torch.linalg.solve_triangular(factor, gap, upper=False)
+        change = (half.mT @ residual).squeeze(-1).mT
+        posterior_covariance = covariance[:, size:, size:] - half.mT @ half
+        return mean[size:] + change, posterior_covariance.expand(num_outputs, -1, -1)
 
     def fit(
         self,

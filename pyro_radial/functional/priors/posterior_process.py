@@ -173,9 +173,8 @@ def _joint_moments(
     mean = {}
     for values, (name, shape) in zip(posterior.mean.split(sizes), needed.items(), strict=True):
         mean[name] = values.reshape(shape).to(dtype)
+    sites = tuple(needed)
     if isinstance(posterior, LowRankMultivariateNormal):
-        variance = posterior.cov_diag.to(dtype)
         factor = posterior.cov_factor.to(dtype)
-        return mean, [CovarianceBlock(tuple(needed), variance, factor=factor)]
-    covariance = posterior.covariance_matrix.to(dtype)
-    return mean, [CovarianceBlock(tuple(needed), covariance, is_full=True)]
+        return mean, [CovarianceBlock(sites, posterior.cov_diag.to(dtype), factor=factor)]
+    return mean, [CovarianceBlock(sites, posterior.covariance_matrix.to(dtype), is_full=True)]

@@ -77,31 +77,29 @@ class AutoRadial(AutoPerSite):
             families=families,
             create_plates=create_plates,
         )
-        if isinstance(event_dim, Mapping):
-            for name, dims in event_dim.items():
-                non_negative_integer(f"event_dim of site {name!r}", dims)
-        else:
-            optional(non_negative_integer, "event_dim", event_dim)
-        self._event_dim = event_dim
+        self._event_dim_by_site = dict(event_dim) if isinstance(event_dim, Mapping) else {}
+        for name, dims in self._event_dim_by_site.items():
+            non_negative_integer(f"event_dim of site {name!r}", dims)
+        self._event_dim: int | None = None
+        if not isinstance(event_dim, Mapping):
+            self._event_dim = optional(non_negative_integer, "event_dim", event_dim)
         self._radial = radial
 
     def default_family(self, name: str, site: Node) -> Family:
         """Return a radial normal with the ``event_dim`` of this site."""
-        event_dim = self._event_dim
-        if isinstance(event_dim, Mapping):
-            event_dim = event_dim.get(name)
+        event_dim = self._event_dim_by_site.get(name, self._event_dim)
         return Radial(init_scale=self._radial.init_scale, event_dim=event_dim)
 
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)
         site_event_dims = {name: site.event_dim for name, site in self._site.items()}
-        if isinstance(self._event_dim, int):
-            largest = max(site_event_dims.values(), default=self._event_dim)
-            if self._event_dim > largest:
-                raise ValueError(
-                    f"event_dim must be at most {largest}, the most event dimensions of a site, got {self._event_dim}"
-                )
-        for name, dims in self._event_dim.items() if isinstance(self._event_dim, Mapping) else ():
+        event_dim = self._event_dim or 0
+        largest = max(site_event_dims.values(), default=event_dim)
+        if event_dim > largest:
+            raise ValueError(
+                f"event_dim must be at most {largest}, the most event dimensions of a site, got {event_dim}"
+            )
+        for name, dims in self._event_dim_by_site.items():
             if name not in site_event_dims:
                 raise ValueError(
                     f"event_dim names '{name}', but the sites are {sorted(site_event_dims)}"

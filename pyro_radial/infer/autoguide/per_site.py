@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_radial._pyro.checks import optional, positive_float, proper_fraction, warn
-from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves
+from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves, tree_map
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Message, Model, Node
@@ -242,8 +242,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._require_setup("posterior")
         result: dict[str, dist.Distribution] = {}
         for name, family in self._families.items():
-            current = self._parameters_of(name).items()
-            parameters = {parameter: value.detach().clone() for parameter, value in current}
+            parameters = tree_map(lambda value: value.detach().clone(), self._parameters_of(name))
             site = self._site[name]
             distribution = family.distribution(site, **parameters)
             if site.transform is not None:

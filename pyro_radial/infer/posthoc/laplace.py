@@ -24,7 +24,7 @@ from pyro_radial.infer.prediction.linearized import (
     sample_noise,
 )
 from pyro_radial.nn.bayesian_module import check_fixed
-from pyro_radial.nn.last_layer import find_output_layer, hooked, parameter_names
+from pyro_radial.nn.last_layer import find_output_layer, hooked
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
@@ -410,6 +410,8 @@ class TrainedNetwork:
                     f"no value for the sites {missing} of the model, got values for {sorted(values)}"
                 )
             self._functional = network.bnn.computation()
+            #: The modules that compute.
+            self.skeleton = self._functional.skeleton
             self._parameters: dict[str, Tensor] = {
                 **network.bnn.fixed_tensors(),
                 **drawn.parameters,
@@ -429,11 +431,6 @@ class TrainedNetwork:
         self.values = {name: values[name] for name in sites}
         #: The arguments of the likelihood's distribution besides the network's output.
         self.noise = drawn.noise
-
-    @property
-    def skeleton(self) -> nn.Module:
-        """The modules that compute."""
-        return self._functional.skeleton
 
     def run(self, x: Batch) -> Tensor:
         """Compute the network's output at some rows."""
@@ -497,7 +494,9 @@ def find_last_layer(network: TrainedNetwork, x: Batch) -> LastLayer:
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"
         )
-    weight, bias = parameter_names(layer_name)
+    prefix = f"{layer_name}." if layer_name else ""
+    weight = f"{prefix}weight"
+    bias = f"{prefix}bias"
     shared = network.skeleton.get_submodule(layer_name).weight
     named = network.skeleton.named_parameters(remove_duplicate=False)
     owners = [name for name, parameter in named if parameter is shared]

@@ -84,8 +84,8 @@ class MultivariateNormal(Family):
         loc, stddev = start_at(site, value, distribution)
         if stddev is None or not spread:
             return self.initial(site, loc)
-        joint = _joint(site, distribution)
-        return self._parameters(site, loc, torch.empty_like(value).copy_(stddev), joint)
+        stddevs = torch.empty_like(value).copy_(stddev)
+        return self._parameters(site, loc, stddevs, _joint(site, distribution))
 
     def _parameters(
         self,
