@@ -24,6 +24,7 @@ from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.per_site import AutoPerSite
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.nn.bayesian_module import BayesianModule
+from pyro_radial.nn.last_layer import hooked
 from pyro_radial.nn.likelihoods import Categorical, Likelihood
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import SupervisedModel, for_likelihood
@@ -289,14 +290,14 @@ def count_weights_and_flops(network: nn.Module, example: Tensor) -> tuple[int, i
     weights = sum(tensor.numel() for tensor in network.parameters() if tensor.ndim >= 2)
     counts: list[int] = []
 
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        counts.append((cast("Tensor", layer.weight)[0].numel() + 1) * output.numel())
+    modules = network.named_modules()
+    layers: dict[str, Any] = {name: m for name, m in modules if isinstance(m, COUNTED_LAYERS)}
 
-    layers = [module for module in network.modules() if isinstance(module, COUNTED_LAYERS)]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    network.eval()(example[:1])
-    for hook in hooks:
-        hook.remove()
+    def count(name: str, inputs: Tensor, output: Tensor) -> None:
+        counts.append((layers[name].weight[0].numel() + 1) * output.numel())
+
+    with hooked(layers, count):
+        network.eval()(example[:1])
     return weights, sum(counts)
 
 

@@ -141,7 +141,7 @@ class PriorChain(UnderPriors):
     def prior(self) -> dict[str, Any]:
         """The last posteriors, which replace the model's own priors: ``{site: distribution}``, where the model is."""
         device = device_of(self.model, self.chained)
-        if self.chained.device != device:
+        if device_of(self.chained) != device:
             self.chained.to(device)
         return {name: self.chained[name] for name in self.chained}
 

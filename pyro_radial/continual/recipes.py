@@ -70,8 +70,10 @@ class Recipe:
         :returns: the chain.
         """
         bnn = BayesianModule(net, prior=dist.Normal(0.0, self.prior_stddev))
-        model = SupervisedModel(bnn, Categorical(), local_reparameterization=self.noise == "local")
-        return PriorChain(model, weight=self.weight)
+        return PriorChain(
+            SupervisedModel(bnn, Categorical(), local_reparameterization=self.noise == "local"),
+            weight=self.weight,
+        )
 
     @property
     def options(self) -> dict[str, Any]:

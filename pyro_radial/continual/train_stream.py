@@ -437,8 +437,9 @@ class _StreamTraining:
         )
         load_states(self._stateful(), state["stateful"])
         self.chain.load_state_dict(state["chain"])
-        names = self.stream.names[: len(state["values"])]
-        return AccuracyMatrix(state["values"], names, state["baseline"])
+        return AccuracyMatrix(
+            state["values"], self.stream.names[: len(state["values"])], state["baseline"]
+        )
 
     def _settings(self) -> Settings:
         """Return the plain settings that a checkpoint must have been made with."""

@@ -127,11 +127,6 @@ class StoredDistributions(nn.Module):
         # Follows .to(), so that loaded sites are created on the right device.
         self.register_buffer("_empty_on_device", torch.empty(0), persistent=False)
 
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the distributions."""
-        return self._empty_on_device.device
-
     def __getitem__(self, name: str) -> Distribution:
         stored: Any = self._modules[_site_key(name)]
         try:
@@ -165,7 +160,7 @@ class StoredDistributions(nn.Module):
             if module is None or _shapes(dict(module.named_buffers())) != _shapes(tensors):
                 empty: dict[str, Tensor] = {}
                 for name, tensor in tensors.items():
-                    empty[name] = torch.empty_like(tensor, device=self.device)
+                    empty[name] = torch.empty_like(tensor, device=self._empty_on_device.device)
                 self._modules[site] = StoredDistribution(None, empty)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 

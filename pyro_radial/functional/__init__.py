@@ -5,8 +5,7 @@
 
 from pyro_radial.functional.divergences import GaussianKL, LinearizedKL, SteinKL
 from pyro_radial.functional.elbo import FunctionalELBO
-from pyro_radial.functional.first_weights import init_to_prior
-from pyro_radial.functional.laplace import function_space_laplace
+from pyro_radial.functional.laplace import function_space_laplace, init_to_prior
 from pyro_radial.functional.measurement_points import BetweenRows, UniformBox
 from pyro_radial.functional.priors import (
     FunctionPrior,

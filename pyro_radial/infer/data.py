@@ -278,7 +278,12 @@ class Batches:
         self._latest: tuple[int, Tensor] | None = None
         # Rows on the device, once for all batches, if they fit.
         self._on_device: tuple[Batch, Batch] | None = None
-        if rows.dataset is None and device.type != "cpu" and _fits_on_device(rows.tensors, device):
+        has_room = rows.dataset is None and device.type != "cpu"
+        if has_room and device.type == "cuda":
+            # In a quarter of the memory that the device has left.
+            free, _ = torch.cuda.mem_get_info(device)
+            has_room = sum(tensor.nbytes for tensor in tree_leaves(rows.tensors)) <= free // 4
+        if has_room:
             x, y = rows.tensors
             self._on_device = move(x, device), move(y, device)
 
@@ -312,14 +317,6 @@ class Batches:
             return take(x, index.to(self.device)), take(y, index.to(self.device))
         x, y = self.rows.take(index)
         return _send(x, self.device), _send(y, self.device)
-
-
-def _fits_on_device(rows: tuple[Batch, Batch], device: torch.device) -> bool:
-    """Return whether rows take at most a quarter of the memory that a device has left."""
-    if device.type != "cuda":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return sum(tensor.nbytes for tensor in tree_leaves(rows)) <= free // 4
 
 
 def _send(x: Part, device: torch.device) -> Part:

@@ -59,8 +59,12 @@ def directions(like: Tensor) -> Tensor:
 # A custom operator, because neither a compiler nor vmap accepts a generator.
 @torch.library.custom_op("pyro_radial::fixed_noise", mutates_args=())
 def _fixed_noise(shape: list[int], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(tuple(shape), dtype=dtype, device=device, generator=generator)
+    return torch.randn(
+        tuple(shape),
+        dtype=dtype,
+        device=device,
+        generator=torch.Generator(device).manual_seed(seed),
+    )
 
 
 @_fixed_noise.register_fake

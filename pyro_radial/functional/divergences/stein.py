@@ -4,7 +4,6 @@
 """The gradient of the KL divergence from the scores of both distributions, and an estimator of scores."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from pyro.infer.util import is_validation_enabled
@@ -122,64 +121,54 @@ class SteinScore:
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """Return the estimated score ``[T, K]``."""
-        white = _whiten(samples, at)
-        median = torch.nn.functional.pdist(white.samples).median()
+        factor = _covariance_factor(samples)
+        num_samples, dim = samples.shape
+        mean = samples.double().mean(0)
+
+        def whiten(values: Tensor) -> Tensor:
+            centered = values.double() - mean
+            return torch.linalg.solve_triangular(factor.mT, centered, upper=True, left=False)
+
+        draws = whiten(samples)
+        median = torch.nn.functional.pdist(draws).median()
         # Most draws may be equal.
         width = torch.where(median > 0, median, 1.0)
-        eta = self.ridge * len(samples)
-        base = _gaussian_score(white, white.samples, True)
+        eta = self.ridge * num_samples
+        # The score of the draws' normal distribution.
+        base = -draws * num_samples / (num_samples - 1)
 
         def residual(z: Tensor) -> tuple[Tensor, Tensor]:
-            squares = z.square().sum(-1, keepdim=True) + white.samples.square().sum(-1)
-            distance = squares - 2.0 * z @ white.samples.mT
+            squares = z.square().sum(-1, keepdim=True) + draws.square().sum(-1)
+            distance = squares - 2.0 * z @ draws.mT
             kernel = (-0.5 * distance.clamp_min(0.0) / width**2).exp()
             # The kernel's gradient in the draws, summed over them.
-            slope = (z * kernel.sum(-1, keepdim=True) - kernel @ white.samples) / width**2
+            slope = (z * kernel.sum(-1, keepdim=True) - kernel @ draws) / width**2
             return kernel, -slope - kernel @ base
 
-        kernel, h = residual(white.samples)
+        kernel, h = residual(draws)
         solution = torch.cholesky_solve(h, torch.linalg.cholesky_ex(with_diagonal(kernel, eta)).L)
-        if at is None:
-            return white.score(base + solution, samples)
-        kernel, h = residual(white.at)
-        return white.score(
-            _gaussian_score(white, white.at, False) + (h - kernel @ solution) / eta, samples
-        )
+        score = base + solution
+        if at is not None:
+            values = whiten(at)
+            kernel, h = residual(values)
+            normal_score = -values * (num_samples - dim - 2) / (num_samples - 1)
+            score = normal_score + (h - kernel @ solution) / eta
+        score = torch.linalg.solve_triangular(factor, score, upper=False, left=False)
+        return score.to(samples.dtype)
 
 
-class _White(NamedTuple):
-    """Draws with mean zero and unit covariance, other values in their coordinates, and the way back."""
+def _covariance_factor(samples: Tensor) -> Tensor:
+    """Return the lower Cholesky factor ``[K, K]``, in float64, of the covariance of draws ``[S, K]``.
 
-    #: The draws, ``[S, K]``.
-    samples: Tensor
-    #: The other values, ``[T, K]``, or the draws if there are none.
-    at: Tensor
-    #: The lower Cholesky factor ``[K, K]`` of the covariance of the draws.
-    factor: Tensor
-
-    def score(self, score: Tensor, like: Tensor) -> Tensor:
-        """Transform a score from white coordinates to those of the draws, in their dtype."""
-        return torch.linalg.solve_triangular(self.factor, score, upper=False, left=False).to(
-            like.dtype
-        )
-
-
-def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
-    """Return the score of the draws' normal distribution, white, and corrected as :class:`SteinScore` says."""
-    num_samples, dim = white.samples.shape
-    return -values * (num_samples if at_samples else num_samples - dim - 2) / (num_samples - 1)
-
-
-def _whiten(samples: Tensor, at: Tensor | None) -> _White:
-    """Return draws ``[S, K]`` and other values ``[T, K]`` in coordinates in which the draws are white, in float64."""
+    In the coordinates that it gives them the draws are white.
+    """
     check_finite("samples", samples)
     num_samples, dim = samples.shape
     if num_samples < dim + 3:
         raise ValueError(
             f"samples must be at least {dim + 3} draws of {dim} values, got {num_samples}"
         )
-    values = samples.double()
-    centered = values - values.mean(0)
+    centered = samples.double() - samples.double().mean(0)
     covariance = centered.mT @ centered / (num_samples - 1)
     mean_variance = covariance.diagonal().mean()
     if is_validation_enabled() and not bool((mean_variance > 0) & mean_variance.isfinite()):
@@ -188,11 +177,4 @@ def _whiten(samples: Tensor, at: Tensor | None) -> _White:
             "one point has no score"
         )
     # Draws may have fewer degrees of freedom than values, so the factor may not exist.
-    factor = torch.linalg.cholesky_ex(with_diagonal(covariance, JITTER * mean_variance)).L
-
-    def transform(residual: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(factor.mT, residual, upper=True, left=False)
-
-    white = transform(centered)
-    elsewhere = white if at is None else transform(at.double() - values.mean(0))
-    return _White(white, elsewhere, factor)
+    return torch.linalg.cholesky_ex(with_diagonal(covariance, JITTER * mean_variance)).L

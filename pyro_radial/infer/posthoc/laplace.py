@@ -568,8 +568,7 @@ class LinearizedNetwork(nn.Module):
         self.layer = net.get_submodule(guide.layer.module_name)
         # Without its last layer, the network returns the inputs of that layer.
         if guide.layer.module_name:
-            parent, _, leaf = guide.layer.module_name.rpartition(".")
-            setattr(net.get_submodule(parent), leaf, nn.Identity())
+            net.set_submodule(guide.layer.module_name, nn.Identity())
         else:
             net = nn.Identity()
         self.features = net

@@ -51,8 +51,11 @@ class LinearizedGuide(nn.Module):
 
 def sample_noise(like: Tensor) -> Tensor:
     """Sample standard normal noise with the shape of a vector, at an auxiliary site."""
-    normal = dist.Normal(torch.zeros_like(like), 1.0).to_event(1)
-    return pyro.sample("_weight_noise", normal, infer={"is_auxiliary": True})
+    return pyro.sample(
+        "_weight_noise",
+        dist.Normal(torch.zeros_like(like), 1.0).to_event(1),
+        infer={"is_auxiliary": True},
+    )
 
 
 def probit_logits(f: Tensor, covariance: Tensor) -> Tensor:

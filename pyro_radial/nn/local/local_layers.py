@@ -93,8 +93,17 @@ class LocalLayers:
                 layer, reason = error.args
                 self._call_reasons[layer] = reason
             else:
-                self._warn_of_draws(reasons)
-                return output
+                break
+        unwarned = {
+            site: reason for site, reason in reasons.items() if site not in self._warned_sites
+        }
+        if unwarned:
+            named = "; ".join(f"{site}: {reason}" for site, reason in unwarned.items())
+            warn(
+                f"local reparameterization: these parameters are drawn for all rows at once: {named}"
+            )
+            self._warned_sites |= unwarned.keys()
+        return output
 
     def _check_first_dim(self, rows: int, inputs: Arguments) -> None:
         """Raise a _NotLocalError unless one more row of inputs gives one more row of outputs; look only once."""
@@ -128,18 +137,6 @@ class LocalLayers:
             if reason:
                 reasons[site] = reason
         return reasons
-
-    def _warn_of_draws(self, reasons: Mapping[str, str]) -> None:
-        """Warn once for each site whose parameter is drawn."""
-        unwarned = {
-            site: reason for site, reason in reasons.items() if site not in self._warned_sites
-        }
-        if unwarned:
-            named = "; ".join(f"{site}: {reason}" for site, reason in unwarned.items())
-            warn(
-                f"local reparameterization: these parameters are drawn for all rows at once: {named}"
-            )
-            self._warned_sites |= unwarned.keys()
 
     @contextmanager
     def _within(

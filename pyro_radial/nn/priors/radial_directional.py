@@ -160,8 +160,8 @@ class RadialDirectionalPrior:
         """Sample the sites of one parameter; each starts a guide at the network's own weights."""
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
-            normal = to_like(self._normal(name, parameter), parameter)
-            return _Site.of(name, normal, parameter).sample()
+            normal = self._normal(name, parameter)
+            return _Site.of(name, to_like(normal, parameter), parameter).sample()
         sites_parameter, sites = self._sites_by_parameter.get(name, (None, {}))
         # A network that was moved or cast has new tensors.
         if sites_parameter is not parameter:
@@ -194,7 +194,10 @@ class RadialDirectionalPrior:
         sides = SIDES[grouping]
         tensor_sites: list[_Site] = []
         global_radius = parameter.new_ones(())
-        for side, factor in zip(sides, _split_product(parameter, len(sides)), strict=True):
+        # Tensors whose product, element by element, is the parameter, in equal shares.
+        root = parameter.abs().sqrt()
+        factors = (parameter,) if len(sides) == 1 else (parameter.sign() * root, root)
+        for side, factor in zip(sides, factors, strict=True):
             groups = factor if side == "row" else factor.transpose(0, 1)
             norm, directions = _polar(groups.flatten(1))
             typical = norm.log().mean().exp()
@@ -241,14 +244,6 @@ def _factors(names: RadiusSites, scale: float, radius: Tensor) -> list[_Site]:
         _Site.of(names.gamma, gamma, radius.square() / inverse),
         _Site.of(names.inverse_gamma, inverse_gamma, inverse),
     ]
-
-
-def _split_product(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
-    """Return tensors whose product, element by element, is the parameter, in equal shares."""
-    if number == 1:
-        return (parameter,)
-    root = parameter.abs().sqrt()
-    return parameter.sign() * root, root
 
 
 def _polar(groups: Tensor) -> tuple[Tensor, Tensor]:

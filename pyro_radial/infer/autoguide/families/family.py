@@ -231,8 +231,10 @@ class LocScale(Family):
 Families = Mapping[str, Family] | Callable[[str, Node], Family | None]
 
 
-def choose_families(families: Families | None, sites: Mapping[str, Node]) -> dict[str, Family]:
-    """Return the user's families by site; sites that the user leaves open are not in it.
+def choose_families(
+    families: Families | None, sites: Mapping[str, Node]
+) -> dict[str, Family | None]:
+    """Return the user's families by site; sites that the user leaves open have None or are not in it.
 
     :param families: a mapping from site names, or regular expressions searched in them, to families; a name goes before
         a pattern. Or a function of a site's name and the site that returns a family or None.
@@ -243,28 +245,26 @@ def choose_families(families: Families | None, sites: Mapping[str, Node]) -> dic
     if families is None:
         return {}
     if callable(families):
-        by_site = {}
-        for name, site in sites.items():
-            family = families(name, site)
-            if family is not None:
-                by_site[name] = family
+        by_site = {name: families(name, site) for name, site in sites.items()}
     else:
         by_site = _choose_by_key(families, sites)
     for name, family in by_site.items():
-        if not isinstance(family, Family):
+        if not isinstance(family, Family | None):
             raise ValueError(
                 f"families: the value for site '{name}' must be a Family, got {type(family).__name__}"
             )
     return by_site
 
 
-def _choose_by_key(families: Mapping[str, Family], sites: Mapping[str, Node]) -> dict[str, Family]:
+def _choose_by_key(
+    families: Mapping[str, Family], sites: Mapping[str, Node]
+) -> dict[str, Family | None]:
     """Return the families of a mapping by site; a name goes before a pattern."""
     patterns = {key: _match_sites(key, sites) for key in families if key not in sites}
     for key, names in patterns.items():
         if not names:
             raise ValueError(f"families: {key!r} names no site and matches none of {sorted(sites)}")
-    by_site = {}
+    by_site: dict[str, Family | None] = {}
     for name in sites:
         keys = [key for key, names in patterns.items() if name in names]
         if name in families:
