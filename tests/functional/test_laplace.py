@@ -14,7 +14,6 @@ from torch import nn
 from pyro_radial import BayesianModule, SupervisedModel, predict
 from pyro_radial.functional import GaussianProcess, ImplicitProcess, PosteriorProcess, function_space_laplace
 from pyro_radial.infer.posthoc.laplace import output_hessian
-from pyro_radial.infer.prediction.linearized import NOISE_SITE
 from pyro_radial.nn import likelihoods
 
 NOISE = 0.1
@@ -113,7 +112,7 @@ def test_predictions_are_those_of_the_linearized_network_and_draws_of_weights_ha
     torch.testing.assert_close(found, widths(model, guide, X).square().float(), rtol=5 * (2 / 1000) ** 0.5, atol=0.0)
     changes = []
     for noise in torch.eye(guide.factor.shape[1]):
-        drawn = pyro.condition(guide, {NOISE_SITE: noise})()
+        drawn = pyro.condition(guide, {"_weight_noise": noise})()
         changes.append(torch.cat([(drawn[name] - mean).flatten() for name, mean in guide.median().items()]))
     torch.testing.assert_close(torch.stack(changes).mT @ torch.stack(changes), guide.covariance(), rtol=1e-3, atol=1e-4)
     with pytest.warns(
