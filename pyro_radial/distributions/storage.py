@@ -135,7 +135,7 @@ class StoredDistributions(nn.Module):
             raise ValueError(f"the stored distribution of site '{name}': {error}") from error
 
     def __iter__(self) -> Iterator[str]:
-        return (_site_name(key) for key in self._modules)
+        return map(_site_name, self._modules)
 
     def update(self, distributions: Mapping[str, StoredDistribution]) -> None:
         """Set the distributions of these sites."""

@@ -83,7 +83,7 @@ class PosteriorProcess(FunctionPrior):
         # The sites of each block, and whether it is full and has a factor.
         self._blocks = tuple((b.sites, b.is_full, b.factor is not None) for b in blocks)
         self._structures: dict[tuple[object, ...], Structure] = {}
-        self.means = _buffers([mean[site] for site in self._sites])
+        self.means = _buffers(list(mean.values()))
         self.covariances = _buffers([block.covariance for block in blocks])
         self.factors = _buffers([block.factor for block in blocks if block.factor is not None])
         self.requires_grad_(False)
