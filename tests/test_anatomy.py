@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "infer.prediction": LOW | {"infer.data", "infer.autoguide"},
     "infer.diagnose": LOW | {"infer.data", "infer.loss", "infer.autoguide", "infer.optim"},
     "infer.posthoc": LOW | {"infer.data", "infer.prediction"},
+    "infer.prediction.linearized_network": LOW | {"infer.prediction", "infer.posthoc"},
 }
 # Nobody else opens the compiler.
 MAY_IMPORT["infer.training"] = {*MAY_IMPORT} - {"_version", "infer.compiled", "infer.posthoc"}

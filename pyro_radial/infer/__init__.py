@@ -7,7 +7,8 @@ from pyro_radial.infer.compiled import CompiledELBO, CompiledSVI
 from pyro_radial.infer.diagnose.diagnose import diagnose
 from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.optim.natural_gradient import NaturalGradient
-from pyro_radial.infer.posthoc.laplace import LinearizedNetwork, last_layer_laplace
+from pyro_radial.infer.posthoc.laplace import last_layer_laplace
+from pyro_radial.infer.prediction.linearized_network import LinearizedNetwork
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
