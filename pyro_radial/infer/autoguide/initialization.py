@@ -27,6 +27,23 @@ def init_to_prototype(site: Node) -> Tensor:
     return init_to_sample(site) if is_on_sphere(site["fn"].support) else init_to_feasible(site)
 
 
+def init_by(init_fn: InitFn, site: Node) -> Any:
+    """Return the initial value of a site, or raise a ``ValueError`` if a user gave one of some rows of a plate alone.
+
+    A guide repeats the values of a mini-batch over all rows. That suits draws, and not values that belong to rows.
+    """
+    value = init_fn(site)
+    given_values = getattr(init_fn, "keywords", {}).get("values") or {}
+    for frame in site["cond_indep_stack"] if site["name"] in given_values else ():
+        rows = value.shape[frame.dim - site["fn"].event_dim] if isinstance(value, Tensor) else 0
+        if frame.full_size is not None and rows == frame.size < frame.full_size:
+            raise ValueError(
+                f"init_loc_fn: the value of site {site['name']!r} must be of all {frame.full_size} rows of plate "
+                f"{frame.name!r}, got {rows} rows"
+            )
+    return value
+
+
 def init_to_network(
     site: Node | None = None,
     net: nn.Module | None = None,

@@ -38,7 +38,11 @@ from pyro_radial.infer.autoguide.initial_states import (
     unconstrain_mean,
     unconstrain_stddev,
 )
-from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
+from pyro_radial.infer.autoguide.initialization import (
+    carries_initial_value,
+    init_by,
+    init_to_network,
+)
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
 from pyro_radial.nn.modules import keeping_buffers
@@ -97,7 +101,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     ) -> None:
         self.init_loc_fn = init_loc_fn
         initialize = InitMessenger(
-            lambda site: site["fn"].sample() if is_target(site) else init_loc_fn(site)
+            lambda site: site["fn"].sample() if is_target(site) else init_by(init_loc_fn, site)
         )
         super().__init__(initialize(model), create_plates=create_plates)
         self._init_stddev = optional(positive_float, "init_stddev", init_stddev)

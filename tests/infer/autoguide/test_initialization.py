@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import pyro
+import pyro.distributions as dist
+import pytest
 import torch
+from pyro.infer.autoguide.initialization import init_to_value
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
@@ -39,3 +42,23 @@ def test_weights_inside_a_plate_all_start_at_the_network():
     guide.setup(X)
     assert guide.median()["weight"].shape == (3, 1, 2, 4)
     assert torch.equal(guide.median()["weight"][2, 0], bnn._initial["weight"])
+
+
+@pytest.mark.parametrize("event_dim", [0, 1])
+def test_given_values_of_the_rows_of_a_batch_are_refused(event_dim):
+    """A guide would repeat them over all rows; those of all rows are each row's own."""
+
+    def plate(rows):
+        return pyro.plate("rows", 6, subsample=rows, dim=-1)
+
+    def model(rows):
+        with plate(rows):
+            pyro.sample("z", dist.Normal(0.0, 1.0).expand([1] * event_dim).to_event(event_dim))
+
+    values = torch.arange(6.0).reshape(6, *[1] * event_dim)
+    guide = AutoMeanField(model, init_loc_fn=init_to_value(values={"z": values}), create_plates=plate)
+    guide.setup(torch.arange(3, 6))
+    assert torch.equal(next(iter(guide.locs.parameters())).reshape(-1), values.reshape(-1))
+    guide = AutoMeanField(model, init_loc_fn=init_to_value(values={"z": values[:3]}), create_plates=plate)
+    with pytest.raises(ValueError, match="value of site 'z' must be of all 6 rows of plate 'rows', got 3 rows"):
+        guide.setup(torch.arange(3, 6))
