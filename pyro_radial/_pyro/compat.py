@@ -42,6 +42,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import (
@@ -84,6 +85,7 @@ __all__ = [
     "is_traced",
     "loc_and_scale",
     "mark_stepped",
+    "num_global_hooks",
     "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
@@ -106,6 +108,12 @@ __all__ = [
     "tree_unflatten",
 ]
 
+GLOBAL_HOOKS = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+    torch_module._global_backward_pre_hooks,
+    torch_module._global_backward_hooks,
+)
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The undocumented methods that our subclasses override, by Pyro's class.
@@ -206,6 +214,11 @@ def reader_of_setting(name: str) -> Callable[[], object]:
     """Return a faster ``pyro.settings.get`` of one setting."""
     module, path, _ = pyro.settings._REGISTRY[name]
     return partial(attrgetter(path), import_module(module))
+
+
+def num_global_hooks() -> tuple[int, ...]:
+    """Return the numbers of hooks that torch calls for each module of the process."""
+    return tuple(map(len, GLOBAL_HOOKS))
 
 
 def set_context(module: PyroModule, context: Any) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
     handlers_around,
+    num_global_hooks,
     post_accumulate_hooks,
     reader_of_setting,
 )
@@ -370,6 +371,7 @@ def settings_now() -> tuple[object, ...]:
     for kind in ("cpu", "cuda"):
         settings += torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     settings.append(torch.get_default_dtype())
+    settings += num_global_hooks()
     for read in READ_SETTINGS:
         settings.append(read())
     return tuple(settings)
