@@ -72,6 +72,7 @@ __all__ = [
     "deep_setattr",
     "forget_handlers",
     "forget_stored",
+    "gradient_hooks",
     "handlers_around",
     "has_hooks",
     "has_step_hooks",
@@ -89,7 +90,6 @@ __all__ = [
     "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
-    "post_accumulate_hooks",
     "prototype_hide_fn",
     "pyro_settings",
     "reader_of_setting",
@@ -146,7 +146,6 @@ initial_scale = attrgetter("_init_scale")
 #: The loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet.
 optimizer_state_waiting = attrgetter("_state_waiting_to_be_consumed")
 #: The hooks of ``register_post_accumulate_grad_hook`` of a parameter, or None.
-post_accumulate_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 _capture = threading.local()
 
@@ -316,9 +315,19 @@ def _expectation(
         return compute(dice, costs)
 
 
+def gradient_hooks(parameter: Tensor) -> list[dict[int, Callable[..., Any]]]:
+    """Return a parameter's hooks on its gradient, before and after it is accumulated, where there are any."""
+    hooks = (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)
+    return [by_id for by_id in hooks if by_id]
+
+
 def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
-    """Return what the hooks of ``register_post_accumulate_grad_hook`` leave of a gradient."""
+    """Return what a parameter's hooks leave of a gradient."""
     current: Tensor | None = gradient
+    hooks: dict[int, Any] = parameter._backward_hooks or {}
+    for hook in hooks.values():
+        changed = hook(current)
+        current = current if changed is None else changed
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
         parameter.grad = current
         hook(parameter)
@@ -332,8 +341,7 @@ def hooks_later(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Leave out the hooks that :func:`after_hooks` calls."""
     with ExitStack() as restore:
         for parameter in parameters:
-            hooks = parameter._post_accumulate_grad_hooks
-            if hooks:
+            for hooks in gradient_hooks(parameter):
                 restore.callback(hooks.update, dict(hooks))
                 hooks.clear()
         yield

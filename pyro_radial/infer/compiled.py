@@ -40,7 +40,8 @@ class CompiledELBO:
 
     :param loss: an ELBO, or a function of the model, the guide and their arguments.
     :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.
-    :param int max_signatures: the largest number of graphs; with other signatures or states the program runs as usual.
+    :param int max_signatures: the largest number of graphs. A new one replaces the one that was not used for longest,
+        as long as recording takes less than a tenth of the time; then the program runs as usual.
     :param options: settings of inductor, such as ``{"max_autotune": True}``.
     :raises ValueError: for a loss that does not fit.
 
@@ -186,7 +187,8 @@ class CompiledSVI(CompiledELBO):
         ``differentiable_loss``, such as ``RenyiELBO``, runs as usual.
     :param loss_and_grads: a function that adds the gradients, as in ``SVI``; it runs as usual.
     :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.
-    :param int max_signatures: the largest number of graphs; with other signatures or states the program runs as usual.
+    :param int max_signatures: the largest number of graphs. A new one replaces the one that was not used for longest,
+        as long as recording takes less than a tenth of the time; then the program runs as usual.
     :param int check_every: how many steps pass between checks for a loss that is not finite, which synchronize with
         the device; 1 on a CPU and 50 elsewhere by default. No step is taken on such a loss, nor on those after it.
     :param options: settings of inductor, such as ``{"max_autotune": True}``.
@@ -259,7 +261,11 @@ class CompiledSVI(CompiledELBO):
         stepper.optimizer.start(self.model, self.guide, args, kwargs)
         call = self._make_call(self.model, self.guide, args, kwargs)
         if call.gradients:
-            call = call._replace(optimizer=self.optimizer, stopped=stepper.stopped)
+            call = call._replace(
+                optimizer=self.optimizer,
+                eager_optimizer_reason=stepper.optimizer.eager_reason,
+                stopped=stepper.stopped,
+            )
         (self._latest,) = stepper.step([call], self._num_steps)
         self._num_steps += 1
         return as_number(self._latest.loss)

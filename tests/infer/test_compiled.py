@@ -189,6 +189,25 @@ def test_a_state_of_parameters_in_another_order_is_refused(optim):
         svi.optimizer.load_state_dict(states[0])
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_hooks_on_gradients_may_read_and_keep_values(reads):
+    norms = {}
+    for kind in (SVI, recorded):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        svi = kind(line, guide_of_line, pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO())
+        svi.step(X[:, 0])
+        norms[kind] = []
+        pyro.param("loc").register_hook(
+            lambda gradient, kept=norms[kind]: kept.append(float(gradient.norm()) if reads else gradient.norm())
+        )
+        for _ in range(12):
+            svi.step(X[:, 0])
+    assert svi.compiled
+    assert len(norms[recorded]) == 12
+    torch.testing.assert_close(torch.tensor(norms[recorded]), torch.tensor(norms[SVI]))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda svi: pickle.loads(pickle.dumps(svi))], ids=["copy", "file"])
 @pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), NaturalGradient()], ids=["Adam", "natural"])
 def test_a_copy_goes_on_as_the_original_does(copied, optim):

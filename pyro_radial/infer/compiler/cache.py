@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter
+from types import MethodType
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
+    gradient_hooks,
     handlers_around,
     num_global_hooks,
-    post_accumulate_hooks,
     reader_of_setting,
 )
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -51,6 +52,10 @@ USES_BEFORE_COMPILING = 1000
 CHECKED_USES, CHECKED_SHARE = (2, 10, 100), 0.01
 # The largest difference between program and graph, relative to a result's norm, that counts as rounding.
 MOST_DIFFERENCE = 1e-3
+
+# Above the limit of graphs, a new one replaces the one that was not used for longest: at first, for so many recordings
+# for each graph, and then while recordings have taken less than this share of the time.
+FREE_RECORDINGS, RECORDING_SHARE = 2, 0.1
 
 # Settings of Pyro at the time of the recording, which a graph cannot read later.
 SETTINGS = (
@@ -95,6 +100,9 @@ class Graphs:
         self._failed_once: set[Hashable] = set()
         # The signatures of graphs that gave a wrong result once.
         self._dropped: set[Signature] = set()
+        self._started = perf_counter()
+        self._num_recordings = 0
+        self._recording_seconds = 0.0
         #: The uses of a graph before it is compiled; None for 1,000 on a CPU and zero where steps are captured.
         self.compile_after: int | None = None
         # Captures steps; None before the first recording, and on a CPU.
@@ -132,7 +140,8 @@ class Graphs:
         if not isinstance(program, Program):
             return _run_as_it_is(call) if program is None else program
         program.uses += 1
-        is_due = program.uses in CHECKED_USES or perf_counter() > program.next_check
+        program.last_use = perf_counter()
+        is_due = program.uses in CHECKED_USES or program.last_use > program.next_check
         if is_due and self._is_wrong(program, key, call, leaves):
             return _run_as_it_is(call)
         return program.replay(call, leaves, self._uses_before_compiling(compile_now), self.options)
@@ -204,9 +213,29 @@ class Graphs:
             if numbers.notice_paths(program.state.changed_numbers()):
                 self._drop_graphs(key[0])
         if len(self.programs) >= self.max_signatures:
-            self._warn_eager(self._reason_for_limit(programs))
-            return None
-        return self._record(key[0], numbers, call, leaves)
+            if not self._may_replace():
+                self._warn_eager(self._reason_for_limit(programs, leaves))
+                return None
+            self._drop_least_recent()
+        started = perf_counter()
+        recorded = self._record(key[0], numbers, call, leaves)
+        self._num_recordings += 1
+        self._recording_seconds += perf_counter() - started
+        return recorded
+
+    def _may_replace(self) -> bool:
+        """Return whether a new graph may replace another one: at first, and while recordings take little time."""
+        if self._num_recordings < FREE_RECORDINGS * self.max_signatures:
+            return True
+        return self._recording_seconds < RECORDING_SHARE * (perf_counter() - self._started)
+
+    def _drop_least_recent(self) -> None:
+        """Drop the graph whose latest use was before that of all others."""
+        key, program = min(
+            ((key, program) for key, programs in self._programs.items() for program in programs),
+            key=lambda pair: pair[1].last_use,
+        )
+        self._programs[key].remove(program)
 
     def _record(
         self, program_key: tuple[Hashable, ...], numbers: Numbers, call: Call, leaves: Leaves
@@ -276,8 +305,13 @@ class Graphs:
         self._dropped.add(key)
         return True
 
-    def _reason_for_limit(self, programs: Sequence[Program]) -> str:
+    def _reason_for_limit(self, programs: Sequence[Program], leaves: Leaves) -> str:
         """Return the reason why the limit of ``max_signatures`` graphs is reached: what keeps changing."""
+        if not programs and not leaves.values:
+            return (
+                f"there are max_signatures = {self.max_signatures} graphs of other models, guides, losses, settings or "
+                "states; raise max_signatures"
+            )
         if not programs:
             return (
                 f"its arguments are of more than max_signatures = {self.max_signatures} kinds (shapes, strides, "
@@ -351,13 +385,20 @@ def _relative_distance(value: Tensor, reference: Tensor) -> float:
 
 def _program_key(call: Call, leaves: Leaves) -> tuple[Hashable, ...]:
     """Return the part of a graph's key that depends on the model, guide, loss and settings, not on arguments."""
-    ids = id(call.model), id(call.guide), id(call.loss)
+    ids = tuple(map(_identity, (call.model, call.guide, call.loss)))
     optimizer: tuple[object, ...] = (id(call.graph_optimizer),)
     if call.graph_optimizer is not None:
         site_parameters = call.graph_optimizer.param_groups[0]["params"]
-        optimizer += tuple(map(bool, map(post_accumulate_hooks, site_parameters)))
+        optimizer += tuple(map(bool, map(gradient_hooks, site_parameters)))
     has_no_kl = call.weight == 0.0
     return ids, optimizer, leaves.tree, call.gradients, has_no_kl, settings_now()
+
+
+def _identity(program: object) -> Hashable:
+    """Return a key of an object; each access of a method makes a new one, which is of the same function and object."""
+    if isinstance(program, MethodType):
+        return id(program.__func__), id(program.__self__)
+    return id(program)
 
 
 def _is_same_program(key: Signature, other_key: Signature) -> bool:

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.compat import (
     addresses,
+    gradient_hooks,
     has_step_hooks,
-    post_accumulate_hooks,
     steps_stop,
     stop_where,
 )
@@ -139,7 +139,7 @@ class CapturedStep:
         if self._caller_reason is not None:
             return self._caller_reason
         for name, parameter in self._program.parameters.items():
-            if post_accumulate_hooks(parameter):
+            if gradient_hooks(parameter):
                 return f"a hook changes the gradient of {name}"
         return None if self._rates is None else self._rates.uncapturable_reason()
 
@@ -188,7 +188,7 @@ class CapturedStep:
     def _fixed_properties(self, call: Call) -> tuple[object, ...]:
         """Return the properties that a captured graph fixes: addresses of tensors, optimizer settings and hooks."""
         tensors = [*self._program.constants, *self._inputs]
-        hooks = any(map(post_accumulate_hooks, self._program.parameters.values()))
+        hooks = any(map(gradient_hooks, self._program.parameters.values()))
         if self.eager_optimizer_reason is not None:
             return addresses(tensors), hooks, call.stopped is None
         for state in self._optimizer.state.values():

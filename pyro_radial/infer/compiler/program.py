@@ -54,6 +54,8 @@ class Program:
     #: Why steps cannot be captured; None if they can.
     uncaptured_reason: str | None = None
     uses: int = 0
+    #: The time of the latest use, in seconds of ``time.perf_counter``.
+    last_use: float = 0.0
     #: When the graph is compared with its program again, in seconds of ``time.perf_counter``.
     next_check: float = math.inf
     # The compiled code; None before it is compiled.

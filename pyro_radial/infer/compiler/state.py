@@ -400,7 +400,6 @@ class State:
         self._visited[id(value)] = value
         if isinstance(value, Tensor):
             self.tensors.append(value)
-            self._to_visit.append((value._backward_hooks, f"hooks of {path}", True))
             if value in self.host_reads:
                 self._add_slot(Slot(_copy_content, value, None, path, in_user_code))
         elif (

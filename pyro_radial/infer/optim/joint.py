@@ -105,6 +105,8 @@ class JointOptimizer:
         self.optimizer: Optimizer | None = None
         # The names of the parameters that the optimizer has.
         self._names: dict[Tensor, str] = {}
+        # The options of a Pyro optimizer by which each parameter's gradient is clipped by itself.
+        self._clips: dict[Tensor, dict[str, float]] = {}
         self._scheduler: Any = None
         if isinstance(optim, Optimizer):
             check_no_closure(optim)
@@ -125,8 +127,11 @@ class JointOptimizer:
             return
         self._names.update({parameter: name for name, parameter in new_parameters.items()})
         optim: Any = self._optim
+        if isinstance(optim, PyroOptim):
+            for name, parameter in stored_names(new_parameters).items():
+                _, self._clips[parameter] = pyro_settings(optim, name)
         if self.optimizer is None:
-            self.optimizer = make_optimizer(optim, new_parameters)
+            self.optimizer = _make_optimizer(optim, new_parameters)
             self.optimizer.register_state_dict_post_hook(self._save_names)
             self.optimizer.register_load_state_dict_pre_hook(self._check_names)
             if isinstance(optim, PyroLRScheduler):
@@ -138,7 +143,7 @@ class JointOptimizer:
         elif not isinstance(optim, PyroOptim):
             self.optimizer.add_param_group({"params": list(new_parameters.values())})
         else:
-            new_optimizer = make_optimizer(optim, new_parameters)
+            new_optimizer = _make_optimizer(optim, new_parameters)
             if self._scheduler is not None:
                 for group in new_optimizer.param_groups:
                     group["initial_lr"] = group["lr"]
@@ -164,6 +169,12 @@ class JointOptimizer:
         """Make the optimizer before the first loss if ``optim`` is a :class:`GuideOptim`."""
         if isinstance(self._optim, GuideOptim) and self.optimizer is None:
             self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
+
+    @property
+    def eager_reason(self) -> str | None:
+        """Why the step must not be a part of a graph; None if it may be."""
+        clips = self._clip_norm is not None or any(self._clips.values())
+        return "gradients are clipped" if clips else None
 
     def forget_gradients(self) -> None:
         """Set the gradients of all parameters to None."""
@@ -194,6 +205,11 @@ class JointOptimizer:
             if isinstance(optimizer, GraphOptimizer):
                 clipped = optimizer.parameters_to_clip()
             torch.nn.utils.clip_grad_norm_(clipped, self._clip_norm)
+        for parameter, clips in self._clips.items():
+            if parameter.grad is not None and clips.get("clip_norm") is not None:
+                torch.nn.utils.clip_grad_norm_(parameter, clips["clip_norm"])
+            if parameter.grad is not None and clips.get("clip_value") is not None:
+                torch.nn.utils.clip_grad_value_(parameter, clips["clip_value"])
         with naming_devices(optimizer):
             optimizer.step()
 
@@ -248,7 +264,21 @@ def make_optimizer(
     """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them.
 
     ``optim`` has passed :func:`check_optim`.
+
+    :raises ValueError: for a Pyro optimizer that clips, because the torch optimizer does not.
     """
+    if isinstance(optim, PyroOptim) and optim.pt_clip_args:
+        raise ValueError(
+            f"optim must not clip each parameter by itself, got {type(optim).__name__} with clip_args; use clip_norm "
+            "of fit, or pyro.optim.ClippedAdam"
+        )
+    return _make_optimizer(optim, parameters)
+
+
+def _make_optimizer(
+    optim: PyroOptim | Callable[[list[Tensor]], Optimizer], parameters: Mapping[str, Tensor]
+) -> Optimizer:
+    """Do what :func:`make_optimizer` does, for a caller that clips gradients where Pyro would."""
     if isinstance(optim, PyroOptim):
         return _make_from_pyro(optim, stored_names(parameters))
     optimizer = optim(list(parameters.values()))
@@ -276,11 +306,6 @@ def _fuse_on_cuda(optimizer: Optimizer) -> Optimizer:
 
 def _make_from_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
     """Make a torch optimizer with the settings that a Pyro optimizer has for parameters of these names."""
-    if optim.pt_clip_args:
-        raise ValueError(
-            f"optim must not clip each parameter by itself, got {type(optim).__name__} with clip_args; use clip_norm "
-            "of fit, or pyro.optim.ClippedAdam"
-        )
     if optimizer_state_waiting(optim):
         raise ValueError(
             "optim must not have loaded a state of Pyro's optimizers, which is kept by parameter; load the state_dict "

@@ -24,8 +24,8 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.compat import (
     after_hooks,
+    gradient_hooks,
     hooks_later,
-    post_accumulate_hooks,
     stored_parameters,
 )
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
@@ -171,10 +171,11 @@ def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
     if call.gradients and loss.requires_grad:
         leaves = _gradient_leaves(loss)
         if parameters:
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            with hooks_later(parameters):
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     updated_in_graph: frozenset[Tensor] = frozenset()
     # Hooks that change gradients run after the graph, so the graph must not use the gradients.
-    if call.graph_optimizer is not None and not any(map(post_accumulate_hooks, parameters)):
+    if call.graph_optimizer is not None and not any(map(gradient_hooks, parameters)):
         by_parameter = dict(zip(parameters, gradients, strict=True))
         updated_in_graph = call.graph_optimizer.update_in_graph(
             loss.detach(), by_parameter, _constrained_values(trace)

@@ -266,9 +266,7 @@ class TrainingRun:
             return call
         return call._replace(
             optimizer=self.optimizer,
-            eager_optimizer_reason=None
-            if self.options.clip_norm is None
-            else "gradients are clipped",
+            eager_optimizer_reason=self._stepper.optimizer.eager_reason,
             stopped=self._stepper.stopped,
         )
 

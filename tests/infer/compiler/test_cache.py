@@ -206,7 +206,9 @@ def test_a_handler_around_the_call_is_at_work():
     assert not loss.replayed
 
 
-def test_with_too_many_signatures_the_rest_runs_as_usual_after_one_warning():
+def test_with_too_many_signatures_the_rest_runs_as_usual_after_one_warning(monkeypatch):
+    monkeypatch.setattr(cache, "RECORDING_SHARE", 0.0)
+    monkeypatch.setattr(cache, "FREE_RECORDINGS", 0)
     loss = steps_on_a_classifier(max_signatures=2)
     loss((X, Y))
     loss((X[:5], Y[:5]))
@@ -216,6 +218,38 @@ def test_with_too_many_signatures_the_rest_runs_as_usual_after_one_warning():
     loss((X[:3], Y[:3]))
     assert not loss.replayed
     assert_as_the_program(loss)
+
+
+def test_a_new_graph_replaces_the_one_that_was_not_used_for_longest(monkeypatch):
+    monkeypatch.setattr(cache, "RECORDING_SHARE", 0.0)
+    loss = steps_on_a_classifier(max_signatures=2)
+    # Four recordings are free: those of 8, 6, 4 and again 6 rows.
+    for rows in (8, 6, 8, 4, 8, 4, 6, 4):
+        loss((X[:rows], Y[:rows]))
+        assert loss.replayed
+        assert len(loss.graphs.programs) <= 2
+    assert loss.graphs._num_recordings == 4
+    with pytest.warns(UserWarning, match="of more than max_signatures = 2 kinds"):
+        loss((X, Y))
+    assert not loss.replayed
+
+
+def test_methods_are_keyed_by_function_and_object():
+    class Line(nn.Module):
+        def model(self, x):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            with pyro.plate("rows", len(x)):
+                pyro.sample("y", dist.Normal(w, 1.0), obs=x)
+
+        def guide(self, x):
+            pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(())), 1.0))
+
+    elbo = CompiledELBO(Trace_ELBO(), compile=False)
+    lines = Line(), Line()
+    for line in lines * 3:
+        elbo.differentiable_loss(line.model, line.guide, X[:, 0]).backward()
+        assert elbo.compiled
+    assert elbo.num_graphs == 2
 
 
 def test_errors_of_the_model_are_its_own():

@@ -8,9 +8,11 @@ from functools import partial
 import pyro
 import pytest
 import torch
+from pyro.infer import SVI
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
+from pyro_radial import CompiledSVI, TermsELBO
 from pyro_radial.infer.optim.joint import make_optimizer, stored_names
 from tests.helpers.runs import data, function_problem, problem, run_on
 
@@ -135,6 +137,23 @@ def test_parameters_that_the_store_calls_alike_are_all_there():
     pyro.get_param_store()["a"] = torch.ones(2)
     now = pyro.param("a")
     assert list(stored_names({"guide.a": before, "model.a": now})) == ["a", "model.a"]
+
+
+@pytest.mark.parametrize(
+    "clips", [{"clip_norm": 0.5}, {"clip_value": 0.1}, lambda module, name: {"clip_norm": len(name)}]
+)
+def test_gradients_are_clipped_by_parameter_as_in_svi(clips):
+    ends = []
+    for kind in (SVI, partial(CompiledSVI, compile=False)):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        model, guide = problem()
+        svi = kind(model, guide, pyro.optim.SGD({"lr": 0.1}, clips), TermsELBO())
+        for _ in range(3):
+            svi.step(*data())
+        ends.append(guide.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value)
 
 
 def test_what_pyro_keeps_for_each_parameter_is_refused(tmp_path):
