@@ -276,7 +276,7 @@ def medians(
 def without_advice_on_widths() -> Iterator[None]:
     """Ignore what ``fit`` says of widths: some are chosen, not trained, and small forms are too short to train them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(beta2=|epochs gives).*trains widths|the widths of")
+        warnings.filterwarnings("ignore", "after epoch .* NaturalGradient has not arrived")
         yield
 
 

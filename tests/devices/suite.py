@@ -265,7 +265,7 @@ FITS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 @pytest.mark.parametrize("name", FITS)
 def test_fit(name):
     def case(device):

@@ -107,8 +107,8 @@ def table_rows(output: str) -> list[list[float]]:
     return [[float(cell) for cell in cells.split()] for cells in rows]
 
 
-# Five epochs have 35 steps.
-SHORT = pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
+# Their runs are short.
+SHORT = pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 
 
 @SHORT
@@ -126,6 +126,7 @@ def test_quickstart_prints_both_methods_and_saves_plots(quickstart, tmp_path, ca
         assert str(tmp_path / "new" / name) in output
 
 
+@SHORT
 def test_quickstart_shows_a_gain_over_the_plain_network(quickstart):
     task = quickstart.make_task(10)
     plain = quickstart.train_plain(1.0, task, quickstart.EPOCHS, 10)

@@ -29,7 +29,7 @@ from pyro_radial.infer.diagnose.importance import (
 from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter
 from pyro_radial.infer.loss.not_finite import first_not_finite
 from pyro_radial.infer.loss.terms import LossTerms
-from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
+from pyro_radial.infer.optim.natural_gradient import by_log_scale, some_of
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of, submodules
 from pyro_radial.nn.likelihoods import (
     FUNCTION_SITE,
@@ -51,6 +51,12 @@ WIDE = 0.5
 # Measured root mean squares. In regression, inputs of 30 are predicted no better than by the mean, and a mean target of
 # 10 is missed by several standard deviations. Classes are still learned from pixels up to 255, but not well from 4000.
 MOST_OF_INPUT, MOST_OF_INPUT_FOR_CLASSES, MOST_OF_TARGET = 30.0, 300.0, 10.0
+# Widths are not trained if the loss falls by more nats than this for each weight and unit of log(width), on average
+# over a site, or in more than this share of its weights, by so many standard errors, which few draws make too small.
+MOST_PULL, LEAST_SHARE, PULL_ERRORS = 0.4, 0.02, 6.0
+# Means are not trained if the root mean square of their distances from rest, in standard deviations of the posterior,
+# is more than this, and its square more than so many times what noise adds.
+MOST_DISTANCE, TIMES_NOISE = 0.5, 8.0
 #: The likelihoods of real targets.
 REAL_TARGETS = (Gaussian, HeteroscedasticGaussian)
 # In units of the first noise, but at most of one: below it the noise stays at 16 times the error.
@@ -64,9 +70,11 @@ class Diagnosis:
     :param LossTerms terms: the loss in nats for the whole data set, estimated from the given rows.
     :param int num_rows: the number of given rows; None with ``intervals``.
     :param unmoved_scales: the sites with scales where they started.
-    :param scale_pulls: the derivative of the loss by log(scale), for each weight, of the sites where it is far from
-        zero. There the scales are not trained: a positive number says they are too wide, -1 that the data hardly limit
-        them yet.
+    :param scale_pulls: the derivative of the loss by log(scale), on average over the weights, of the sites where it is
+        far from zero; if only a share of the weights has such a derivative, on average over these. There the scales are
+        not trained: a positive number says they are too wide, -1 that the data hardly limit them yet.
+    :param mean_distances: the root mean square over weights of the distance of means from rest, in standard deviations
+        of the posterior, of the sites where it is large; only from all rows, and if the scales have moved.
     :param sampled_kl: the sites with a KL estimated from samples.
     :param float signal: the standard deviation over inputs of the mean function; None without the function site or with
         one row of data.
@@ -80,6 +88,7 @@ class Diagnosis:
     num_rows: int | None
     unmoved_scales: list[str]
     scale_pulls: dict[str, float]
+    mean_distances: dict[str, float]
     sampled_kl: list[str]
     signal: float | None
     noise: float | None
@@ -183,9 +192,9 @@ def diagnose(
         # With several outputs, take the one that follows its inputs least.
         signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
         wide = None
-        pulls: dict[str, float] = {}
+        gradients: dict[str, Tensor] = {}
         if isinstance(guide, AutoPerSite):
-            pulls = _scale_pulls(
+            gradients = _site_gradients(
                 TermsELBO(kl_weight=kl_weight), model, guide, whole, max(4, num_particles)
             )
             wide = None if intervals else share_of_wide(model, guide, *inputs)
@@ -197,11 +206,25 @@ def diagnose(
     follows_inputs = signal is not None and noise is not None and signal > noise
     units = None if intervals else not_standardized(model, *whole)
     links = [likelihood.repeated_link for likelihood in modules_of(Likelihood, model)]
+    scale_pulls: dict[str, float] = {}
+    named_pulls: dict[str, float] = {}
+    mean_distances: dict[str, float] = {}
+    # The means are not at rest for the rows of one batch.
+    has_all_rows = not intervals and num_rows(whole[1]) == terms.num_data
+    for name, (by_width, by_mean) in gradients.items():
+        pull, share = _find_pull(by_width)
+        if pull:
+            scale_pulls[name] = pull
+        if pull and name not in unmoved:
+            named_pulls[name if share == 1.0 else f"{share:.0%} of {name}"] = pull
+        if has_all_rows and name not in unmoved and (distance := _find_distance(by_mean)):
+            mean_distances[name] = distance
     findings = [
         *[finding for finding in (*links, units) if finding is not None],
         *_judge_terms(terms, follows_inputs),
         *_judge_scales(unmoved, changes, wide),
-        *_judge_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
+        *_judge_pulls(named_pulls),
+        *_judge_means(mean_distances),
         *_judge_draws(signal, noise, sampled),
         *judge_intervals(shares, guide),
     ]
@@ -209,7 +232,8 @@ def diagnose(
         terms,
         num_rows=None if intervals else num_rows(whole[1]),
         unmoved_scales=unmoved,
-        scale_pulls=pulls,
+        scale_pulls=scale_pulls,
+        mean_distances=mean_distances,
         sampled_kl=sampled,
         signal=signal,
         noise=noise,
@@ -261,36 +285,68 @@ def _spreads(
     return float(signal), float(draws.var(0).mean().sqrt())
 
 
-def _scale_pulls(
-    loss: TermsELBO,
-    model: Any,
-    guide: AutoPerSite,
-    batch: Sequence[object],
-    number: int,
-) -> dict[str, float]:
-    """Return the mean over weights of dL / d log(scale), for each site where it is far from zero beyond its noise."""
+def _find_pull(by_width: Tensor) -> tuple[float, float]:
+    """Return the mean derivative by log(scale) over weights, if it is far from zero, and one.
+
+    Otherwise return the mean over the weights that have one far from zero, and their share, if it is large enough, else
+    zeros.
+
+    :param by_width: the derivatives in each draw, ``[draws, weights]``.
+    """
+    of_site = by_width.mean(-1)
+    mean = float(of_site.mean())
+    if abs(mean) > max(MOST_PULL, 4.0 * float(_standard_error(of_site))):
+        return mean, 1.0
+    means = by_width.mean(0)
+    is_far = means.abs() > (PULL_ERRORS * _standard_error(by_width)).clamp(min=MOST_PULL)
+    share = float(is_far.double().mean())
+    return (float(means[is_far].mean()), share) if share > LEAST_SHARE else (0.0, 0.0)
+
+
+def _find_distance(by_mean: Tensor) -> float:
+    """Return the root mean square over weights of the distance of means from rest, or zero if it is small.
+
+    :param by_mean: the derivatives by means in each draw, ``[draws, weights]``, in units of the posterior's deviation.
+    """
+    noise = float(_standard_error(by_mean).square().mean())
+    square = float(by_mean.mean(0).square().mean()) - noise
+    return square**0.5 if square > max(MOST_DISTANCE**2, TIMES_NOISE * noise) else 0.0
+
+
+def _standard_error(draws: Tensor) -> Tensor:
+    """Return the standard error of the mean over draws."""
+    return draws.std(0) / len(draws) ** 0.5
+
+
+def _site_gradients(
+    loss: TermsELBO, model: Any, guide: AutoPerSite, batch: Sequence[object], number: int
+) -> dict[str, Tensor]:
+    """Return derivatives of the sites whose means and scales are trained, ``[2, draws, weights]``.
+
+    The first row is by log(scale), the second by the mean, in units of the posterior's standard deviation.
+    """
     sites = {
-        name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad
+        name: site
+        for name, site in guide.loc_scale_sites().items()
+        if site.scale.requires_grad and site.loc.requires_grad
     }
-    gradient_means: dict[str, list[float]] = {}
-    scales = [site.scale for site in sites.values()]
+    draws: dict[str, list[Tensor]] = {}
+    parameters: list[Tensor] = []
+    for site in sites.values():
+        parameters += site.loc, site.scale
     for _ in range(number if sites else 0):
         with torch.enable_grad():
             value = loss(model, guide)(*batch)
-            gradients = torch.autograd.grad(value, scales, allow_unused=True)
-        for (name, site), gradient in zip(sites.items(), gradients, strict=True):
-            if gradient is not None:
+            gradients = iter(torch.autograd.grad(value, parameters, allow_unused=True))
+        for (name, site), by_loc, by_scale in zip(sites.items(), gradients, gradients, strict=True):
+            if by_loc is not None and by_scale is not None:
                 to_scale = transform_to(site.family.scale_constraint)
-                by_log = gradient * by_log_scale(to_scale, site.scale, to_scale(site.scale))
-                gradient_means.setdefault(name, []).append(float(by_log.mean()))
-    pulls = {}
-    for name, values in gradient_means.items():
-        means = torch.tensor(values, dtype=torch.float64)
-        mean = float(means.mean())
-        error = float(means.std()) / len(means) ** 0.5
-        if abs(mean) > max(MOST_PULL, 4.0 * error):
-            pulls[name] = mean
-    return pulls
+                scale = to_scale(site.scale)
+                by_width = by_scale * by_log_scale(to_scale, site.scale, scale)
+                by_mean = by_loc * scale / site.family.scale_of(site.site, 1.0)
+                derivatives = torch.stack([some_of(by_width), some_of(by_mean)])
+                draws.setdefault(name, []).append(derivatives.double())
+    return {name: torch.stack(derivatives, 1) for name, derivatives in draws.items()}
 
 
 def _judge_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
@@ -356,6 +412,17 @@ def _judge_pulls(pulls: dict[str, float]) -> Iterator[str]:
         yield f"The scales of {narrow} are too narrow: the loss falls if they grow, {advice}"
     if wide:
         yield f"The scales of {wide} are too wide: the loss falls if they shrink, {advice}"
+
+
+def _judge_means(distances: dict[str, float]) -> Iterator[str]:
+    """Yield a finding on means that are not at rest."""
+    if distances:
+        named = ", ".join(f"{name} ({distance:.2g})" for name, distance in distances.items())
+        yield (
+            f"The means of {named} are not at rest; in parentheses their distance in standard deviations of the "
+            "posterior. Train longer, return the last epoch instead of the best on validation, or use a larger "
+            "learning rate."
+        )
 
 
 def _judge_draws(signal: float | None, noise: float | None, sampled: list[str]) -> Iterator[str]:

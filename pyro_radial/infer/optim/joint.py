@@ -36,14 +36,6 @@ class GuideOptim(ABC):
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         """Make the schedule of the optimizer's learning rates for a run of ``steps`` steps."""
 
-    def advice_before(self, steps: int) -> str | None:
-        """Return advice before a run of ``steps`` steps that cannot succeed, else None."""
-        return None
-
-    def advice_after(self, optimizer: Any) -> str | None:
-        """Return advice after a run with this optimizer that has ended too early, else None."""
-        return None
-
 
 class GraphOptimizer(Optimizer, ABC):
     """An optimizer with a step that a graph of the loss can take.

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
@@ -62,12 +62,11 @@ SQUARE_SHARE, RECENT_SHARE = 0.05, 0.05
 TRAVEL = 0.5
 # Added to the root of averages of squares; the square of a smaller gradient may underflow.
 TINY = 1e-12
-# With fewer steps by default, or with a smaller sum of rates, widths cannot have arrived.
-FEWEST_STEPS, LEAST_SUM_OF_RATES = 100, 3.0
-# Widths are marked at steps that grow by the eighth root of two, so the marks span the last 30 to 35 % of the steps.
-MARKS, MARKS_PER_DOUBLING = 5, 8.0
-# Widths have not arrived if the loss falls by more nats than this for each weight and unit of log(width).
-MOST_PULL = 0.4
+# The sums of rates are marked at steps that grow by the eighth root of two, means and widths at each fourth mark. The
+# second to last of these marks is 29 to 50 % of the steps ago.
+MARK_GROWTH, MARKS_PER_SAMPLE = 2.0**0.125, 4
+# Means and widths of about this many weights of a site are marked.
+SAMPLED = 1000
 # A width whose logarithm has changed by less than this was not trained; the change is rounding.
 ROUNDING = 1e-5
 
@@ -217,31 +216,6 @@ class NaturalGradient(GuideOptim):
         rising = max(1, round(WARM_UP * steps))
         return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=rising))
 
-    def advice_before(self, steps: int) -> str | None:
-        """Return advice if a run of ``steps`` steps is too short to train widths, else None."""
-        if self.beta2 is None and steps < FEWEST_STEPS:
-            return (
-                f"epochs gives {steps} steps, but NaturalGradient trains widths in {FEWEST_STEPS} or more; give more "
-                "epochs or a smaller batch_size"
-            )
-        if self.beta2 is not None and steps * (1.0 - self.beta2) < LEAST_SUM_OF_RATES:
-            return (
-                f"beta2={self.beta2:g} trains widths in {LEAST_SUM_OF_RATES / (1.0 - self.beta2):.0f} steps or more, "
-                f"but epochs gives {steps}, so widths stay near their start; leave beta2 out, or make it smaller"
-            )
-        return None
-
-    def advice_after(self, optimizer: Any) -> str | None:
-        """Return advice if widths were still changing when a run with this optimizer ended, else None."""
-        pulls = optimizer.pulls()
-        if not pulls:
-            return None
-        sites = ", ".join(
-            f"'{name}' (too {'wide' if pull > 0 else 'narrow'})" for name, pull in pulls.items()
-        )
-        change = "give more epochs" if self.beta2 is None else "leave beta2 out, or make it smaller"
-        return f"the widths of {sites} were still on their way when training ended; {change}, or another init_stddev"
-
     def _set_widths(
         self, guide: AutoPerSite, sites: Mapping[str, LocScaleSite], trace: Trace, curvature: float
     ) -> None:
@@ -270,7 +244,7 @@ class SiteState(NamedTuple):
     recent: Tensor
     #: The average of squared derivatives by log(scale).
     width_square: Tensor
-    #: The sum of rates and the mean of log(scale) at previous marked steps, in a row each; see :func:`is_marked`.
+    #: Locations and log(scale) of some weights at the two latest marks of means and widths.
     marks: Tensor
     to_scale: Transform
     #: The scale at a standard deviation of one.
@@ -282,11 +256,7 @@ class SiteState(NamedTuple):
 
         :param site: the parameters of the site in a guide, their family, and ``site.site``, the model's site.
         """
-        to_scale = transform_to(site.family.scale_constraint)
-        # Marks at the same sum of rates do not count until they are replaced.
-        marks = site.loc.new_zeros(MARKS, 2)
-        marks[:, 1] = to_scale(site.scale.detach()).log().mean()
-        return cls(
+        state = cls(
             name,
             site.loc,
             site.scale,
@@ -294,10 +264,11 @@ class SiteState(NamedTuple):
             square=torch.zeros_like(site.loc),
             recent=site.loc.detach().clone(),
             width_square=torch.zeros_like(site.scale),
-            marks=marks,
-            to_scale=to_scale,
+            marks=site.loc.new_zeros(()),
+            to_scale=transform_to(site.family.scale_constraint),
             per_stddev=site.family.scale_of(site.site, 1.0),
         )
+        return state._replace(marks=torch.stack([state.sampled_now()] * 2))
 
     def changed_by_steps(self) -> list[Tensor]:
         """Return the tensors that each step changes; marks change in some steps only, outside of graphs."""
@@ -313,27 +284,13 @@ class SiteState(NamedTuple):
             "marks": self.marks,
         }
 
-    def _marks_and_current(self, sum_of_rates: float) -> Tensor:
-        """Return the marks, and as a last row a mark of the current widths."""
-        log_scale = self.to_scale(self.scale).log().mean()
-        current_mark = torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])
-        return torch.cat([self.marks, current_mark[None]])
+    def sampled_now(self) -> Tensor:
+        """Return the locations and log(scale) of some weights."""
+        return torch.stack([some_of(self.loc), self.to_scale(some_of(self.scale)).log()])
 
-    def mark(self, sum_of_rates: float) -> None:
-        """Replace the oldest mark by a mark of the current widths."""
-        self.marks.copy_(self._marks_and_current(sum_of_rates)[1:])
-
-    def pull(self, sum_of_rates: float) -> float:
-        """Return the mean of dL / d log(scale) over the last third of the steps, or zero where noise may explain it."""
-        changes = self._marks_and_current(sum_of_rates).double().diff(dim=0)
-        rates, log_scale_changes = changes[changes[:, 0] > 0].unbind(-1)
-        if len(rates) < MARKS - 1:
-            return 0.0
-        # A step of log(scale) is half of a step of log(variance).
-        pulls = -2.0 * log_scale_changes / rates
-        error = float(pulls.std()) / math.sqrt(len(pulls))
-        mean = float(-2.0 * log_scale_changes.sum() / rates.sum())
-        return mean if abs(mean) > 4.0 * error else 0.0
+    def mark(self) -> None:
+        """Replace the older mark by one of the current means and widths."""
+        self.marks.copy_(torch.stack([self.marks[1], self.sampled_now()]))
 
 
 class StepRates(NamedTuple):
@@ -368,14 +325,16 @@ class NaturalGradientOptimizer(GraphOptimizer):
         self, sites: Sequence[SiteState], other_optimizer: Optimizer | None, **settings: Any
     ) -> None:
         super().__init__(_locs_and_scales(sites), settings)
-        self._sites = sites
+        #: The sites that are trained by natural gradients.
+        self.sites = sites
         #: The optimizer of other parameters, whose groups and state are parts of those of this optimizer.
         self.other_optimizer = other_optimizer
         #: The tensors that :meth:`update_in_graph` changes.
         self.changed_tensors = []
         for site in sites:
-            counts = {"steps": 0, "width_steps": 0, "sum_of_rates": 0.0}
-            self.state[site.loc] = {**counts, **site.state_tensors()}
+            counts = {"steps": 0, "width_steps": 0, "sum_of_mean_rates": 0.0, "sum_of_rates": 0.0}
+            # The number of steps and both sums at each mark.
+            self.state[site.loc] = {**counts, "trail": [[0, 0.0, 0.0]], **site.state_tensors()}
             self.changed_tensors += site.changed_by_steps()
         loc = sites[0].loc
         #: A 0-d tensor; while it is not zero, :meth:`update_in_graph` changes nothing.
@@ -407,7 +366,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state as in torch."""
         super().load_state_dict(dict(state_dict))
-        for site in self._sites:
+        for site in self.sites:
             # Graphs read these tensors, so loaded values are copied into them.
             loaded = self.state[site.loc]
             for name, tensor in site.state_tensors().items():
@@ -427,10 +386,10 @@ class NaturalGradientOptimizer(GraphOptimizer):
                 loss = closure()
         gradients: list[tuple[Tensor | None, Tensor | None]] = []
         have_gradients: list[tuple[bool, bool]] = []
-        for site in self._sites:
+        for site in self.sites:
             gradients.append((site.loc.grad, site.scale.grad))
             have_gradients.append((site.loc.grad is not None, site.scale.grad is not None))
-        rates = self._next_rates()
+        rates = self.next_rates()
         self._update_sites(gradients, rates, {})
         self._count_steps(have_gradients, rates)
         if self.other_optimizer is not None:
@@ -440,42 +399,69 @@ class NaturalGradientOptimizer(GraphOptimizer):
     @torch.no_grad()
     def count_step(self) -> None:
         """Count a step that :meth:`update_in_graph` has taken."""
-        self._count_steps([(True, True)] * len(self._sites), self._written)
+        self._count_steps([(True, True)] * len(self.sites), self._written)
 
     def _count_steps(
         self, updated: Sequence[tuple[bool, bool]], rates: Sequence[StepRates]
     ) -> None:
         """Count a step for the sites whose ``loc`` and ``scale`` were updated, and mark widths where it is time to."""
         for site, (loc_updated, scale_updated), site_rates in zip(
-            self._sites, updated, rates, strict=True
+            self.sites, updated, rates, strict=True
         ):
             state = self.state[site.loc]
-            state["steps"] += loc_updated
+            if loc_updated:
+                state["steps"] += 1
+                state["sum_of_mean_rates"] += site_rates.loc
             if scale_updated:
                 state["width_steps"] += 1
                 state["sum_of_rates"] += site_rates.width
-                if is_marked(state["width_steps"]):
-                    site.mark(state["sum_of_rates"])
+            trail, point = state["trail"], self._point_of(site)
+            if point[0] > trail[-1][0] and point[0] >= MARK_GROWTH * trail[-1][0]:
+                trail.append(point)
+                if len(trail) % MARKS_PER_SAMPLE == 1:
+                    site.mark()
 
     def parameters_to_clip(self) -> list[Tensor]:
         """Return all parameters but the scales, which would end at wrong values if their gradients were clipped."""
-        scales = {site.scale for site in self._sites}
+        scales = {site.scale for site in self.sites}
         return [p for p in optimizer_parameters(self) if p not in scales]
 
-    @torch.no_grad()
-    def pulls(self) -> dict[str, float]:
-        """Return the mean dL / d log(scale) of each site whose widths have not arrived; positive if too wide."""
-        pulls: dict[str, float] = {}
-        for site in self._sites:
-            state = self.state[site.loc]
-            pull = site.pull(state["sum_of_rates"]) if state["width_steps"] >= FEWEST_STEPS else 0.0
-            if abs(pull) > MOST_PULL:
-                pulls[site.name] = pull
-        return pulls
+    def progress(self) -> dict[str, dict[str, Any]]:
+        """Return what says how far each site has come, as plain values and small tensors; this takes no time.
+
+        ``trail`` has numbers of steps and sums of both rates at the marks and now, ``marked`` is the place of the mark
+        that ``before`` is from.
+        """
+        sites: dict[str, dict[str, Any]] = {}
+        for site, rates in zip(self.sites, self.next_rates(), strict=True):
+            trail = self.state[site.loc]["trail"]
+            marked = max(0, (len(trail) - 1) // MARKS_PER_SAMPLE - 1) * MARKS_PER_SAMPLE
+            point = self._point_of(site)
+            sites[site.name] = {
+                "trail": [*trail] if trail[-1] == point else [*trail, point],
+                "marked": marked,
+                "before": site.marks[0].clone(),
+                "now": site.sampled_now(),
+                "squares": torch.stack([some_of(site.square), some_of(site.width_square)]),
+                "per_stddev": site.per_stddev,
+                "width_rate": rates.width,
+                "limit": rates.limit,
+                "is_published": self.param_groups[0]["beta2"] is not None,
+            }
+        return sites
+
+    def _point_of(self, site: SiteState) -> list[float]:
+        """Return a site's number of steps and sums of both rates."""
+        state = self.state[site.loc]
+        return [
+            max(state["steps"], state["width_steps"]),
+            state["sum_of_mean_rates"],
+            state["sum_of_rates"],
+        ]
 
     def write_rates(self) -> None:
         """Write the rates of the next step where :meth:`update_in_graph` reads them."""
-        rates = self._written = self._next_rates()
+        rates = self._written = self.next_rates()
         rows = rates[:1] if rates.count(rates[0]) == len(rates) else rates
         pinned = self._rates.is_cuda
         numbers = torch.tensor(rows, dtype=self._rates.dtype, device="cpu", pin_memory=pinned)
@@ -498,7 +484,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
         """
         is_finite = torch.isfinite(loss) & (self.stopped == 0.0)
         finite_gradients: list[tuple[Tensor, Tensor]] = []
-        for site in self._sites:
+        for site in self.sites:
             loc_gradient = gradients.get(site.loc)
             scale_gradient = gradients.get(site.scale)
             if loc_gradient is None or scale_gradient is None:
@@ -512,17 +498,17 @@ class NaturalGradientOptimizer(GraphOptimizer):
         rows = torch.where(is_finite, self._rates, 0.0).unbind()
         rates = [
             StepRates(*row.to(site.loc).unbind())
-            for site, row in zip(self._sites, rows, strict=True)
+            for site, row in zip(self.sites, rows, strict=True)
         ]
         self._update_sites(finite_gradients, rates, scales)
-        return frozenset(_locs_and_scales(self._sites))
+        return frozenset(_locs_and_scales(self.sites))
 
-    def _next_rates(self) -> list[StepRates]:
+    def next_rates(self) -> list[StepRates]:
         """Return the rates of each site's next step."""
         rates: list[StepRates] = []
         # Most often all sites have the same number of steps.
         by_count: dict[tuple[int, int], StepRates] = {}
-        for site in self._sites:
+        for site in self.sites:
             state = self.state[site.loc]
             count = state["steps"], state["width_steps"]
             if count not in by_count:
@@ -560,7 +546,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
         """Update each site's ``loc`` and ``scale`` from their gradients; one without a gradient stays as it is."""
         is_published = self.param_groups[0]["beta2"] is not None
         for site, (loc_gradient, scale_gradient), site_rates in zip(
-            self._sites, gradients, rates, strict=True
+            self.sites, gradients, rates, strict=True
         ):
             scale = scales.get(site.scale)
             if scale is None:
@@ -581,12 +567,10 @@ def width_rate(step: int, settling: float) -> float:
     return max(LEAST_WIDTH_RATE, min(MOST_WIDTH_RATE, WIDTH_STEPS / (step + settling)))
 
 
-@lru_cache
-def is_marked(step: int) -> bool:
-    """Return whether a step, counted from one, is a power of the eighth root of two, rounded up."""
-    power = int(MARKS_PER_DOUBLING * math.log2(step))
-    nearby = (power - 1, power, power + 1)
-    return any(step == math.ceil(2.0 ** (exponent / MARKS_PER_DOUBLING)) for exponent in nearby)
+def some_of(values: Tensor) -> Tensor:
+    """Return the values of about a thousand weights of a site, or of all if it has fewer."""
+    # An odd step does not stay in one column of a matrix.
+    return values.detach().flatten()[:: values.numel() // SAMPLED | 1]
 
 
 def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +24,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from pyro_radial._pyro.checks import optional, positive_count, random_seed, warn
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.data import Batches, Rows
+from pyro_radial.infer.diagnose.arrival import Arrival, advise
 from pyro_radial.infer.diagnose.diagnose import not_standardized
+from pyro_radial.infer.diagnose.unseen_weights import give_priors
 from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
+from pyro_radial.infer.optim.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.progress import Progress, Record
@@ -54,11 +57,14 @@ class FitResult:
         "validation_nll" in nats per datum if there is a validation.
     :param int best_epoch: the epoch whose parameters the guide now has: the best on validation, else the last.
     :param bool stopped_early: whether ``patience`` or the callback ended the training.
+    :param arrivals: with :class:`~pyro_radial.NaturalGradient`, how far the means and widths of each site that it
+        trains had come in that epoch: an :class:`~pyro_radial.infer.diagnose.arrival.Arrival` by name.
     """
 
     history: list[Record]
     best_epoch: int
     stopped_early: bool
+    arrivals: dict[str, Arrival] = field(default_factory=dict, compare=False)
 
 
 def fit(
@@ -137,8 +143,6 @@ def fit(
     shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
     batches = Batches(rows, size, shuffle_seed, device_of(guide, model))
     steps = epochs * batches.per_epoch
-    too_short = optim.advice_before(steps) if isinstance(optim, GuideOptim) else None
-    _warn(too_short)
     if scheduler == COSINE:
         scheduler = partial(CosineAnnealingLR, T_max=steps)
         options = replace(options, scheduler_interval="step")
@@ -166,11 +170,12 @@ def fit(
     if file is not None:
         run.begin(file, saved, epochs)
     run.train(epochs, file, progress)
-    run.end()
+    arrivals = run.end()
     _warn(_find_divergence(run.progress, run.steps_done))
-    if isinstance(optim, GuideOptim) and too_short is None:
-        _warn(optim.advice_after(run.optimizer))
-    return FitResult(run.progress.history, run.progress.best_epoch, run.stopped)
+    if isinstance(run.optimizer, NaturalGradientOptimizer):
+        arrivals = give_priors(model, guide, batches, run.optimizer.sites, arrivals)
+        _warn(advise(run.optimizer, arrivals, run.progress.best_epoch, epochs))
+    return FitResult(run.progress.history, run.progress.best_epoch, run.stopped, arrivals)
 
 
 def _warn(advice: str | None) -> None:

@@ -25,6 +25,7 @@ from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.data import Batches, Rows, num_rows, split_batch
+from pyro_radial.infer.diagnose.arrival import Arrival, find_arrivals
 from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.loss.not_finite import check_parameters
 from pyro_radial.infer.optim.joint import (
@@ -34,6 +35,7 @@ from pyro_radial.infer.optim.joint import (
     check_fused_state,
     make_optimizer,
 )
+from pyro_radial.infer.optim.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode, evaluate_loss, has_terms
 from pyro_radial.infer.step.stepper import Stepper
@@ -62,7 +64,7 @@ SET_UP = 2**32
 STEPS_TO_CAPTURE, STEPS_TO_COMPILE = 100, 30_000
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
-CHECKPOINT_FORMAT = "fit 6"
+CHECKPOINT_FORMAT = "fit 7"
 # Attributes of a loss that a resumed run must share.
 LOSS_SETTINGS = ("num_particles", "vectorize_particles", "kl_weight", "weight_space_kl")
 
@@ -221,6 +223,7 @@ class TrainingRun:
             record["validation_nll"] = self._validate(self.validation)
             if progress.improves(record["validation_nll"]):
                 improved = self._copy_modules()
+                improved["optimizer"] = self._optimizer_progress()
         progress.end_epoch(record, improved)
         self._schedule("epoch", record)
         return record
@@ -237,10 +240,24 @@ class TrainingRun:
         self._look()
         checkpoint.save(self._state())
 
-    def end(self) -> None:
-        """Leave guide and model with the best parameters."""
+    def end(self) -> dict[str, Arrival]:
+        """Leave guide and model with the best parameters, and return how far they have come, if it is known."""
+        optimizer_progress = self._optimizer_progress()
         if self.progress.best is not None:
             self._load_modules(self.progress.best)
+            optimizer_progress = self.progress.best["optimizer"]
+        kl_weight = self.progress.history[self.progress.best_epoch]["kl_weight"]
+        # A loss that compares functions has no KL of the weights.
+        if kl_weight == 0.0 or hasattr(self.loss, "function_site"):
+            return {}
+        rows = [*map(self.batches.num_rows, range(self.batches.per_epoch))]
+        return find_arrivals(optimizer_progress, rows, kl_weight)
+
+    def _optimizer_progress(self) -> State:
+        """Return what the optimizer knows of how far it has come."""
+        if isinstance(self.optimizer, NaturalGradientOptimizer):
+            return self.optimizer.progress()
+        return {}
 
     def _look(self) -> None:
         """Raise the error of a step since the last look, if its loss was not finite, or of a parameter that is not."""
@@ -300,7 +317,7 @@ class TrainingRun:
         loose: State = {str(position): value for position, value in enumerate(self._loose.values())}
         return {"guide": self.guide.state_dict(), "model": model, "loose": loose}
 
-    def _copy_modules(self) -> dict[str, State]:
+    def _copy_modules(self) -> State:
         """Copy :meth:`_modules`, so that further training does not change it."""
         return {role: copy_state(entries) for role, entries in self._modules().items()}
 

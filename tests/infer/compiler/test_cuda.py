@@ -242,7 +242,7 @@ def test_evaluations_and_gradients_alone_are_not_captured(device):
     assert_same(gradients, {name: parameter.grad for name, parameter in svi.guide.named_parameters()})
 
 
-@pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 def test_a_killed_run_of_captured_steps_ends_bit_for_bit_as_an_undisturbed_one(device, tmp_path, monkeypatch):
     def run(**settings):
         optim = NaturalGradient(lr=0.05)

@@ -77,6 +77,30 @@ def test_widths_far_from_the_best_are_named_with_the_way_to_go(stddev, words):
     assert says(diagnosis, f"weight, bias are {words}") == bool(words)
 
 
+@pytest.mark.parametrize(("unseen", "shift"), [(10.0, 0.0), (3.7, 0.0), (10.0, 1.5)])
+def test_a_share_of_narrow_widths_and_means_off_their_best_are_named(unseen, shift):
+    """Rows of an embedding have known best means and widths; a third is never seen and has those of the prior."""
+    torch.manual_seed(0)
+    users = torch.arange(200) % 20
+    prior = dist.Normal(0.0, 10.0)
+    model = SupervisedModel(BayesianModule(nn.Embedding(30, 1), prior), likelihoods.Gaussian(num_data=200, scale=1.0))
+    guide = AutoMeanField(model, init_stddev=0.5)
+    data = users, torch.randn(200, 1)
+    guide.setup(*data)
+    stddev = torch.full((30, 1), unseen)
+    stddev[:20] = (10 + 0.01) ** -0.5
+    mean = torch.zeros(30, 1).index_add(0, *data) / 10.01
+    mean[:20] += shift * stddev[:20]
+    guide.load_means({"weight": mean})
+    guide.set_stddevs({"weight": stddev})
+    diagnosis = diagnose(model, guide, data)
+    assert says(diagnosis, "scales of 33% of weight are too narrow") == (unseen == 3.7)
+    assert diagnosis.mean_distances == (
+        {} if shift == 0.0 else {"weight": pytest.approx(shift * (2 / 3) ** 0.5, rel=0.2)}
+    )
+    assert says(diagnosis, "means of weight (1.") == (shift > 0.0)
+
+
 @pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField])
 @pytest.mark.parametrize(("stddev", "found"), [(0.99, False), (1.01, True)])
 def test_posteriors_half_as_wide_as_their_priors_are_found(guide, stddev, found):

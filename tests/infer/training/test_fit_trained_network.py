@@ -63,7 +63,7 @@ def test_a_prior_can_have_its_center_at_the_weights_of_each_site():
     assert torch.equal(poutine.trace(bnn).get_trace(X).nodes["0.weight"]["fn"].mean, center)
 
 
-@pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
 def test_an_epoch_of_natural_gradients_keeps_the_accuracy_of_a_trained_network(guide_type):
     before, after = accuracy_after_an_epoch(trained(), lambda name, p: dist.Normal(p, 0.1), guide_type)
