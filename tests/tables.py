@@ -28,17 +28,17 @@ class Row:
     scipy: Callable[[Any, np.ndarray, tuple[int, ...]], float] | None = None
 
 
-def _radial(shape, event_dim):
+def _radial(shape, event_dim, scale_shape=None):
     def make(dtype):
-        loc, scale = torch.randn(shape, dtype=dtype), 0.2 + torch.rand(shape, dtype=dtype)
+        loc, scale = torch.randn(shape, dtype=dtype), 0.2 + torch.rand(scale_shape or shape, dtype=dtype)
         return RadialNormal(loc, scale, event_dim)
 
     return make
 
 
-def _normal(shape, event_dim):
+def _normal(shape, event_dim, scale_shape=None):
     def make(dtype):
-        loc, scale = torch.randn(shape, dtype=dtype), 0.2 + torch.rand(shape, dtype=dtype)
+        loc, scale = torch.randn(shape, dtype=dtype), 0.2 + torch.rand(scale_shape or shape, dtype=dtype)
         return dist.Normal(loc, scale).to_event(event_dim)
 
     return make
@@ -72,6 +72,10 @@ def _normal_but_for_matrices(name, site):
     return families.Normal() if site["fn"].event_dim < 2 else None
 
 
+def _shared_scale_but_for_matrices(name, site):
+    return families.Normal(shared_scale=True) if site["fn"].event_dim < 2 else None
+
+
 def _full_covariance(name, site):
     return families.MultivariateNormal(init_stddev=0.1)
 
@@ -82,8 +86,10 @@ def _low_rank_covariance(name, site):
 
 DISTRIBUTIONS = {
     "Normal": Row(_normal((2, 3), 0), kl_to=_normal((2, 3), 0), scipy=_scipy_normal),
+    "NormalOneScale": Row(_normal((2, 4, 3), 2, (2, 1, 1)), kl_to=_normal((2, 4, 3), 2, (1, 4, 3))),
     "RadialNormalVector": Row(_radial((3, 5), 1), kl_to=_normal((3, 5), 1)),
     "RadialNormalMatrix": Row(_radial((2, 4, 3), 2), kl_to=_radial((2, 4, 3), 2)),
+    "RadialNormalOneScale": Row(_radial((2, 4, 3), 2, (2, 1, 1)), kl_to=_normal((2, 4, 3), 2, (1,))),
     "RadialNormalPair": Row(_radial((2,), 1), kl_to=_radial((2,), 1)),
     "RadialNormalOneElement": Row(_radial((4, 1), 1), kl_to=_normal((4, 1), 1), scipy=_scipy_normal),
     "RadialNormalNoEvent": Row(_radial((3, 2), 0), kl_to=_normal((3, 2), 0), scipy=_scipy_normal),
@@ -117,6 +123,9 @@ GUIDES = {
     "AutoRadial": lambda model, **kwargs: AutoRadial(model, init_stddev=0.1, **kwargs),
     "AutoRadialPerRowMixed": lambda model, **kwargs: AutoRadial(
         model, init_scale=0.2, event_dim=1, families=_normal_but_for_matrices, **kwargs
+    ),
+    "AutoRadialSharedScaleMixed": lambda model, **kwargs: AutoRadial(
+        model, init_scale=0.2, shared_scale=True, families=_shared_scale_but_for_matrices, **kwargs
     ),
     "AutoRadialDirectional": lambda model, **kwargs: AutoRadialDirectional(model, init_stddev=0.1, **kwargs),
     "AutoRadialDirectionalOwnConcentrations": lambda model, **kwargs: AutoRadialDirectional(

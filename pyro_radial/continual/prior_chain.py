@@ -35,6 +35,7 @@ from pyro_radial.distributions.storage import StoredDistribution, StoredDistribu
 from pyro_radial.distributions.wrappers import (
     TRANSFORMED,
     Transformed,
+    drop_repeats,
     elementary,
     leaf,
     map_leaf,
@@ -317,8 +318,8 @@ def _multiply_gain(prior: Any, weight: float, posterior: Any) -> Any:
         raise ValueError(
             f"weight must be 1.0 unless priors are normal under the posterior's transforms, got {weight}",
         )
-    precision = posterior.scale.square().reciprocal()
-    gain = (precision - prior.scale.square().reciprocal()).clamp_min(0.0)
+    precision = drop_repeats(posterior.scale).square().reciprocal()
+    gain = (precision - drop_repeats(prior.scale).square().reciprocal()).clamp_min(0.0)
     return type(posterior)(posterior.loc, (precision + (weight - 1.0) * gain).rsqrt())
 
 

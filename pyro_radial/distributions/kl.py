@@ -215,10 +215,12 @@ def _divergence(q: Distribution, p: Distribution) -> Tensor:
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
     normal = leaf(p)
     shape = p.batch_shape + p.event_shape
+    # A number for each element is computed only where they differ.
+    scale = drop_repeats(parameters.scale)
     center = drop_repeats(normal.loc.expand(shape))
     unit = drop_repeats(normal.scale.expand(shape))
     radius = None if parameters.radius_dim is None else parameters.elements_per_radius
-    kl = kl_to_normal(parameters.loc, parameters.scale, center, unit, len(q.event_shape), radius)
+    kl = kl_to_normal(parameters.loc, scale, center, unit, len(q.event_shape), radius)
     if radius is None:
         return kl
     # Each radius adds the same constant; it is added last.

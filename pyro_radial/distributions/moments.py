@@ -14,6 +14,7 @@ from torch.distributions.transforms import AffineTransform, ReshapeTransform, Tr
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import (
     TRANSFORMED,
+    drop_repeats,
     elementary,
     leaf,
     map_leaf,
@@ -105,7 +106,7 @@ def _read_moments(distribution: object) -> tuple[Tensor | None, Tensor | None]:
     variance = _read_finite(distribution, "variance")
     if variance is None or not bool((variance > 0).all()):
         return mean, None
-    return mean, variance.sqrt()
+    return mean, drop_repeats(variance).sqrt()
 
 
 def _read_finite(distribution: object, name: str) -> Tensor | None:

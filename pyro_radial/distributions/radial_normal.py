@@ -29,6 +29,7 @@ from pyro_radial.distributions.numerics import (
     to_accumulation_dtype,
 )
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
+from pyro_radial.distributions.wrappers import drop_repeats
 
 
 class RadialNormal(TorchDistribution):
@@ -135,7 +136,8 @@ class RadialNormal(TorchDistribution):
     @property
     def variance(self) -> Tensor:
         """Return ``scale**2 / D``; the elements are uncorrelated, but not independent."""
-        return self.scale.square() / self.num_elements
+        variance = drop_repeats(self.scale).square() / self.num_elements
+        return variance.expand_as(self.scale)
 
     @property
     def stddev(self) -> Tensor:

@@ -27,7 +27,8 @@ def kl_to_normal(
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` it is the sum of
     :math:`\tfrac12 (s_i^2 - 1 + d_i^2) - \log s_i`; for radial elements, of
     :math:`\tfrac12 (s_i^2 / D + d_i^2) - \log s_i`. Here ``center`` is m and ``unit`` is t, and D, the ``radius``, is
-    the number of elements that share one radius; None for independent normal elements.
+    the number of elements that share one radius; None for independent normal elements. The means ``loc`` have the full
+    shape, and the others broadcast.
     """
     # A compiler finds the gradient itself, and takes no function with a forward mode.
     find: Callable[..., Tensor] = (
@@ -94,7 +95,7 @@ class _KLToNormal(torch.autograd.Function):
         )
         return (
             by_loc.sum_to_size(loc.shape),
-            by_scale.sum_to_size(scale.shape),
+            by_scale.expand_as(by_loc).sum_to_size(scale.shape),
             by_center,
             by_unit,
             None,

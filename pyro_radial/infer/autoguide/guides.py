@@ -36,6 +36,8 @@ class AutoRadial(AutoPerSite):
         by default 0.01 at sites of a network and 0.1 at others.
     :param event_dim: how many of a site's last dimensions share one radius, as a number or a mapping by site; 1 means
         one radius for each row of a matrix. The default is the whole event.
+    :param bool shared_scale: one scale for a whole site, as in :class:`~pyro_radial.AutoMeanField`, or one for each
+        element.
     :param families: other families for some sites: a mapping from site names, or regular expressions searched in them,
         to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the name and the site that returns
         a family or None.
@@ -66,10 +68,11 @@ class AutoRadial(AutoPerSite):
         init_scale: float | None = None,
         init_stddev: float | None = None,
         event_dim: int | Mapping[str, int] | None = None,
+        shared_scale: bool = False,
         families: Families | None = None,
         create_plates: Callable[..., object] | None = None,
     ) -> None:
-        radial = Radial(init_stddev, init_scale=init_scale)
+        radial = Radial(init_stddev, init_scale=init_scale, shared_scale=shared_scale)
         super().__init__(
             model,
             init_loc_fn=init_loc_fn,
@@ -88,7 +91,11 @@ class AutoRadial(AutoPerSite):
     def default_family(self, name: str, site: Node) -> Family:
         """Return a radial normal with the ``event_dim`` of this site."""
         event_dim = self._event_dim_by_site.get(name, self._event_dim)
-        return Radial(init_scale=self._radial.init_scale, event_dim=event_dim)
+        return Radial(
+            init_scale=self._radial.init_scale,
+            event_dim=event_dim,
+            shared_scale=self._radial.shared_scale,
+        )
 
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         super()._setup_prototype(*args, **kwargs)
@@ -121,7 +128,7 @@ class AutoRadial(AutoPerSite):
 
 
 class AutoMeanField(AutoPerSite):
-    """Guide with an independent normal for each element of each latent site.
+    r"""Guide with an independent normal for each element of each latent site.
 
     It is the posterior of Pyro's ``AutoNormal``, but sampled directly on each site's support, so that
     :class:`~pyro.infer.TraceMeanField_ELBO` finds the analytic KL and is correct on constrained sites.
@@ -131,12 +138,18 @@ class AutoMeanField(AutoPerSite):
     (``FitOptions(patience=5)`` and a validation), and a smaller KL weight (``loss=TermsELBO(kl_weight=0.1)``, which is
     then not a bound).
 
+    With ``shared_scale=True`` a site has one standard deviation for its D elements, a parameter of shape ``[1, 1]`` for
+    a weight matrix. The guide is then a ball around the mean network, at the memory of the means. If the posterior is
+    normal with precision :math:`\Lambda`, the best variance is :math:`D / \mathrm{tr}\,\Lambda`. In a plate each row
+    has its own scale.
+
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of
         :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param float init_stddev: the initial standard deviation of every element in unconstrained space; by default 0.01 at
         sites of a network, which carry their initial value, and 0.1 at others.
     :param float init_scale: Pyro's name for the same.
+    :param bool shared_scale: one scale for a whole site, or one for each element.
     :param families: other families for some sites, as in :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an init that is not positive and finite, for both inits, and, naming the site, for a
@@ -145,10 +158,12 @@ class AutoMeanField(AutoPerSite):
     Example::
 
         >>> import pyro, pyro.distributions as dist
-        >>> guide = AutoMeanField(lambda: pyro.sample("rate", dist.LogNormal(0., 1.).expand([2]).to_event(1)))
+        >>> def model():
+        ...     pyro.sample("rate", dist.LogNormal(0., 1.).expand([2]).to_event(1))
+        >>> guide = AutoMeanField(model, shared_scale=True)
         >>> guide.setup()
-        >>> guide.posterior()["rate"].sample().shape
-        torch.Size([2])
+        >>> guide.posterior()["rate"].sample().shape, guide.scales.rate.shape
+        (torch.Size([2]), torch.Size([1]))
     """
 
     def __init__(
@@ -158,6 +173,7 @@ class AutoMeanField(AutoPerSite):
         init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
         init_scale: float | None = None,
+        shared_scale: bool = False,
         families: Families | None = None,
         create_plates: Callable[..., object] | None = None,
     ) -> None:
@@ -172,10 +188,11 @@ class AutoMeanField(AutoPerSite):
             families=families,
             create_plates=create_plates,
         )
+        self._shared_scale = shared_scale
 
     def default_family(self, name: str, site: Node) -> Family:
         """Return a factorized normal."""
-        return Normal()
+        return Normal(shared_scale=self._shared_scale)
 
 
 class AutoRadialDirectional(AutoPerSite):

@@ -112,7 +112,7 @@ def unconstrain_mean(site: Site, shape: torch.Size, value: Tensor) -> Tensor:
 
 
 def unconstrain_stddev(family: LocScale, site: Site, like: Tensor, stddev: Tensor) -> Tensor:
-    """Return the scale with this marginal standard deviation, as it is trained: unconstrained and of ``like``'s shape.
+    """Return the scale with this marginal standard deviation, as it is trained: unconstrained, and like ``like``.
 
     :raises ValueError: naming the site, for a number that is not positive and finite, or for another shape.
     """
@@ -121,10 +121,10 @@ def unconstrain_stddev(family: LocScale, site: Site, like: Tensor, stddev: Tenso
             f"stddevs and scales must be positive and finite, got others at site '{site.name}'"
         )
     try:
-        scale = family.scale_of(site, stddev).to(like).expand(like.shape)
+        scale = family.scale_at(site, stddev.to(like).expand(site.shape))
     except RuntimeError as error:
         raise ValueError(
-            f"stddevs and scales must broadcast to site '{site.name}' of shape {tuple(like.shape)}, got shape "
+            f"stddevs and scales must broadcast to site '{site.name}' of shape {tuple(site.shape)}, got shape "
             f"{tuple(stddev.shape)}"
         ) from error
     return transform_to(family.scale_constraint).inv(scale)

@@ -343,6 +343,8 @@ def _site_gradients(
                 to_scale = transform_to(site.family.scale_constraint)
                 scale = to_scale(site.scale)
                 by_width = by_scale * by_log_scale(to_scale, site.scale, scale)
+                # The derivative by a shared scale is a sum over its weights.
+                by_width = (by_width * (scale.numel() / by_loc.numel())).expand_as(by_loc)
                 by_mean = by_loc * scale / site.family.scale_of(site.site, 1.0)
                 derivatives = torch.stack([some_of(by_width), some_of(by_mean)])
                 draws.setdefault(name, []).append(derivatives.double())

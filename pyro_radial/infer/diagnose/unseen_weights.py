@@ -43,7 +43,8 @@ def give_priors(
         return result
     with one_at_a_time(), evaluating(model, guide), seeded(0, batches.device):
         priors = _normal_priors(model, guide, batches)
-        sites = [site for site in sites if site.name in priors]
+        # A scale that weights share is no weight's own.
+        sites = [site for site in sites if site.name in priors and site.weights_per_scale == 1]
         unseen = _find_unseen(model, guide, batches, sites)
     for site, mask in zip(sites, unseen, strict=True):
         mean, stddev = priors[site.name]

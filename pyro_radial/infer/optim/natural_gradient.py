@@ -89,8 +89,8 @@ class NaturalGradient(GuideOptim):
     50 / T, between 0.02 and 0.1; in other loops they are 30 and 0.1. So means move as in Adam, in units of their
     posterior standard deviation, or of the way that they came lately, and by at most a tenth of the root mean square of
     their site's weights. Widths average over about the last fifth of the steps. Neither depends on where widths
-    started. At rest, for both families and any prior p, with g the gradient of
-    the negative log-likelihood at the drawn weights w,
+    started. One scale for many weights follows the mean of their d. At rest, for both families and any prior p, with g
+    the gradient of the negative log-likelihood at the drawn weights w,
 
     .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
 
@@ -249,6 +249,8 @@ class SiteState(NamedTuple):
     to_scale: Transform
     #: The scale at a standard deviation of one.
     per_stddev: float
+    #: The number of weights that share one scale.
+    weights_per_scale: int
 
     @classmethod
     def of(cls, name: str, site: LocScaleSite) -> "SiteState":
@@ -267,6 +269,7 @@ class SiteState(NamedTuple):
             marks=site.loc.new_zeros(()),
             to_scale=transform_to(site.family.scale_constraint),
             per_stddev=site.family.scale_of(site.site, 1.0),
+            weights_per_scale=site.loc.numel() // site.scale.numel(),
         )
         return state._replace(marks=torch.stack([state.sampled_now()] * 2))
 
@@ -286,7 +289,9 @@ class SiteState(NamedTuple):
 
     def sampled_now(self) -> Tensor:
         """Return the locations and log(scale) of some weights."""
-        return torch.stack([some_of(self.loc), self.to_scale(some_of(self.scale)).log()])
+        return torch.stack(
+            [some_of(self.loc), self.to_scale(some_of(self.scale.expand_as(self.loc))).log()]
+        )
 
     def mark(self) -> None:
         """Replace the older mark by one of the current means and widths."""
@@ -442,7 +447,9 @@ class NaturalGradientOptimizer(GraphOptimizer):
                 "marked": marked,
                 "before": site.marks[0].clone(),
                 "now": site.sampled_now(),
-                "squares": torch.stack([some_of(site.square), some_of(site.width_square)]),
+                "squares": torch.stack(
+                    [some_of(site.square), some_of(site.width_square.expand_as(site.loc))]
+                ),
                 "per_stddev": site.per_stddev,
                 "width_rate": rates.width,
                 "limit": rates.limit,
@@ -584,6 +591,9 @@ def _update_scale(
     """Update a site's scales in place, and return by how much the logarithm of its variances falls."""
     by_log = by_log_scale(site.to_scale, site.scale, scale)
     derivative = scale_gradient * by_log
+    if site.weights_per_scale > 1:
+        # The Fisher information of a shared scale is that of one weight times their number.
+        derivative = derivative / site.weights_per_scale
     site.width_square.lerp_(derivative.square(), rates.square)
     # Derivatives are divided by their root mean square and not clipped. A few large ones balance the steady pull of the
     # prior, so they must keep their size.

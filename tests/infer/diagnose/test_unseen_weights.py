@@ -44,3 +44,13 @@ def test_a_prior_that_depends_on_another_site_is_left_to_the_optimizer():
     result = fit(model, guide, (x, x.sum(-1)), optim=NaturalGradient(), epochs=30, progress=False)
     assert result.arrivals["w"].share_too_narrow > 0.0
     assert float(guide.posterior()["w"].stddev[1]) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
+def test_one_scale_for_rows_with_and_without_data_is_left_to_the_optimizer():
+    model = SupervisedModel(BayesianModule(nn.Embedding(9, 1)), likelihoods.Gaussian(scale=0.5))
+    guide = AutoMeanField(model, init_stddev=1e-3, shared_scale=True)
+    data = torch.arange(60) % 6, torch.randn(60, 1)
+    result = fit(model, guide, data, optim=NaturalGradient(), epochs=30, progress=False)
+    assert result.arrivals["weight"].share_too_narrow == 1.0
+    assert bool((guide.posterior()["weight"].stddev < 0.1).all())

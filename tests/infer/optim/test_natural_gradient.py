@@ -32,7 +32,13 @@ from tests.helpers.runs import ROWS, assert_same, data, function_problem, proble
 pytestmark = pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 
 DOUBLE = torch.float64
-GUIDES = {"normal": AutoMeanField, "radial": AutoRadial, "a radius for each row": partial(AutoRadial, event_dim=1)}
+GUIDES = {
+    "normal": AutoMeanField,
+    "radial": AutoRadial,
+    "a radius for each row": partial(AutoRadial, event_dim=1),
+    "normal, one scale": partial(AutoMeanField, shared_scale=True),
+    "radial, one scale": partial(AutoRadial, shared_scale=True),
+}
 
 
 @pytest.fixture
@@ -76,12 +82,31 @@ def train(model, guide, data, optim, steps, particles):
 
 @pytest.mark.parametrize("kind", GUIDES)
 def test_linear_regression_rests_at_the_exact_mean_and_the_diagonal_of_the_precision(double, kind):
-    """The loss is quadratic in the weights, so the radial posterior has the same best variances."""
+    """The loss is quadratic in the weights, so the radial posterior has the same best variances.
+
+    One scale for all D weights has the variance D / trace(precision).
+    """
     model, data, mean, precision = regression()
+    if kind.endswith("one scale"):
+        precision = precision.mean().expand_as(precision)
     optim = NaturalGradient(lr=0.7, hess_init=4.0, beta2=0.9)
     means, precisions = train(model, GUIDES[kind](model), data, optim, steps=120, particles=2000)
     assert bool(((means - mean).abs() < 0.025 * precision.rsqrt()).all())
     torch.testing.assert_close(precisions, precision, rtol=0.025, atol=0.0)
+
+
+def test_one_scale_moves_as_equal_scales_with_equal_derivatives(double):
+    model, data, *_ = regression()
+    scales = []
+    for is_shared in (False, True):
+        guide = AutoMeanField(model, shared_scale=is_shared)
+        optimizer = NaturalGradient().optimizer(model, guide, *data)
+        site = guide.loc_scale_sites()["w"]
+        for derivative in (0.3, -0.1, 0.2):
+            site.scale.grad = torch.full_like(site.scale, derivative * site.loc.numel() / site.scale.numel())
+            optimizer.step()
+        scales.append(site.scale.detach().flatten()[:1])
+    torch.testing.assert_close(*scales)
 
 
 def logistic(x, y):
@@ -207,6 +232,7 @@ ARRIVALS = {
     "narrow, clipped": {"guide": {"init_stddev": 0.001}, "clip_norm": 1.0},
     "wide, batches": {"kind": "a radius for each row", "guide": {"init_stddev": 1.0}, "batch_size": 50, "epochs": 100},
     "hess_init=100, local": {"kind": "normal", "optimizer": {"hess_init": 100.0}, "is_local": True, "epochs": 300},
+    "one scale, hess_init=100": {"kind": "radial, one scale", "optimizer": {"hess_init": 100.0}, "epochs": 300},
     "hess_init=0.01, several draws": {"optimizer": {"hess_init": 0.01}, "loss": SEVERAL_DRAWS, "epochs": 300},
     "correlated features": {"layer": {"correlation": 0.8, "scales": [0.1, 1.0, 3.0, 10.0]}, "epochs": 500},
 }

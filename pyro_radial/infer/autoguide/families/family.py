@@ -19,6 +19,7 @@ from pyro_radial._pyro.compat import helpful_support_errors, periodic_repeat
 from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.moments import moments
+from pyro_radial.distributions.numerics import to_accumulation_dtype
 from pyro_radial.distributions.wrappers import Transformed, leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
@@ -179,20 +180,25 @@ class Family:
 
 
 class LocScale(Family):
-    """Base class of families with parameters ``loc`` (real) and ``scale`` (positive), each of the site's shape.
+    """Base class of families with parameters ``loc`` (real) and ``scale`` (positive).
+
+    Both have the site's shape. With ``shared_scale`` the dimensions of an event have size one in ``scale``: ``[1, 1]``
+    for a weight matrix.
 
     A subclass defines ``distribution``, and :meth:`scale_of` if the scale is not the marginal standard deviation.
 
     :param float init_stddev: the initial marginal standard deviation of every element in unconstrained space; the
         guide's by default.
+    :param bool shared_scale: one scale for all elements of an event, or one for each element.
     :raises ValueError: if it is not positive and finite.
     """
 
     #: The constraint of scales; the learning rate of scales applies to its argument.
     scale_constraint: Any = constraints.softplus_positive
 
-    def __init__(self, init_stddev: float | None = None) -> None:
+    def __init__(self, init_stddev: float | None = None, *, shared_scale: bool = False) -> None:
         self.init_stddev = optional(positive_float, "init_stddev", init_stddev)
+        self.shared_scale = shared_scale
 
     def scale_of(self, site: Site, stddev: Any) -> Any:
         """Return the scale with this marginal standard deviation."""
@@ -203,9 +209,11 @@ class LocScale(Family):
         return self.scale_of(site, self.init_stddev or site.init_stddev)
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """Return the value, and one scale for all elements."""
+        """Return the value, and the initial scale."""
+        shared_dims = site.event_dim if self.shared_scale else 0
+        shape = site.shape[: len(site.shape) - shared_dims] + (1,) * shared_dims
         return self._parameters(
-            site, value.clone(), torch.full_like(value, self.initial_scale(site))
+            site, value.clone(), value.new_full(shape, self.initial_scale(site))
         )
 
     def initial_at(
@@ -216,8 +224,19 @@ class LocScale(Family):
         if stddev is None or not spread:
             return self.initial(site, loc)
         return self._parameters(
-            site, loc, torch.empty_like(value).copy_(self.scale_of(site, stddev))
+            site, loc, self.scale_at(site, torch.empty_like(value).copy_(stddev))
         )
+
+    def scale_at(self, site: Site, stddevs: Tensor) -> Tensor:
+        """Return the scale with these standard deviations, ``[*site.shape]``.
+
+        A shared one has the least KL to independent normals with these: its precision is the mean of theirs.
+        """
+        if self.shared_scale and site.event_dim:
+            event = tuple(range(-site.event_dim, 0))
+            precision = to_accumulation_dtype(stddevs).square().reciprocal()
+            stddevs = precision.mean(event, keepdim=True).rsqrt().to(stddevs)
+        return self.scale_of(site, stddevs)
 
     def _parameters(self, site: Site, loc: Tensor, scale: Tensor) -> dict[str, PyroParam]:
         # A plate selects the rows of a mini-batch by the event_dim of a parameter.

@@ -20,6 +20,7 @@ class Normal(LocScale):
 
     :param float init_stddev: the initial standard deviation of every element in unconstrained space; the guide's by
         default.
+    :param bool shared_scale: one scale for all elements of an event, or one for each element.
 
     Example::
 

@@ -39,6 +39,7 @@ class Radial(LocScale):
     :param float init_scale: the paper's :math:`\sigma` instead.
     :param int event_dim: the largest number of a site's last dimensions that share one radius; all of its event by
         default.
+    :param bool shared_scale: one scale for all elements of a site's event, or one for each element.
     :raises ValueError: for a start that is not positive and finite, for both starts, or for an ``event_dim`` that is
         not a non-negative integer.
 
@@ -60,8 +61,9 @@ class Radial(LocScale):
         *,
         init_scale: float | None = None,
         event_dim: int | None = None,
+        shared_scale: bool = False,
     ) -> None:
-        super().__init__(init_stddev)
+        super().__init__(init_stddev, shared_scale=shared_scale)
         if init_scale is not None and init_stddev is not None:
             raise ValueError("give init_scale or init_stddev, not both")
         self.init_scale = optional(positive_float, "init_scale", init_scale)
