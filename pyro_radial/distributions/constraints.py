@@ -4,12 +4,19 @@
 """Constraints that exclude infinity, and questions about the values that a constraint allows."""
 
 import math
+from typing import Any
 
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
-from torch.distributions.constraints import MixtureSameFamilyConstraint
+
+# The constraint of a mixture's support; in torch 2.7 that is the constraint of its components.
+MIXTURES: tuple[Any, ...] = tuple(
+    getattr(constraints, name)
+    for name in ("MixtureSameFamilyConstraint",)
+    if hasattr(constraints, name)
+)
 
 
 class _Finite(constraints.Constraint):
@@ -26,15 +33,14 @@ class _Finite(constraints.Constraint):
         return f"{self.name}()"
 
 
-# torch knows no transform to the support of a mixture, so autoguides could not start.
-@biject_to.register(MixtureSameFamilyConstraint)
-@transform_to.register(MixtureSameFamilyConstraint)
-@biject_to.register(_Finite)
-@transform_to.register(_Finite)
-def _transform_to_base(
-    constraint: _Finite | MixtureSameFamilyConstraint,
-) -> torch.distributions.Transform:
+def _transform_to_base(constraint: Any) -> torch.distributions.Transform:
     return biject_to(constraint.base_constraint)
+
+
+# torch knows no transform to the support of a mixture, so autoguides could not start.
+for _kind in (_Finite, *MIXTURES):
+    biject_to.register(_kind, _transform_to_base)
+    transform_to.register(_kind, _transform_to_base)
 
 
 finite_positive = _Finite("FinitePositive", constraints.positive)
@@ -51,7 +57,8 @@ def is_on_sphere(support: object) -> bool:
     return _innermost(support) is constraints.sphere
 
 
-def _innermost(support: object) -> object:
-    while isinstance(support, constraints.independent | MixtureSameFamilyConstraint):
+def _innermost(support: Any) -> object:
+    wrappers: Any = (constraints.independent, *MIXTURES)
+    while isinstance(support, wrappers):
         support = support.base_constraint
     return support
