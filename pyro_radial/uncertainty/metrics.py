@@ -6,7 +6,6 @@
 import math
 
 import torch
-from scipy.stats import rankdata
 from torch.nn.functional import one_hot
 
 from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
@@ -61,6 +60,9 @@ def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float
         >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
         0.75
     """
+    # Its import takes a second.
+    from scipy.stats import rankdata
+
     negative = finite_numbers("scores_negative", scores_negative)
     positive = finite_numbers("scores_positive", scores_positive)
     ranks = rankdata(torch.cat([positive, negative]).numpy())

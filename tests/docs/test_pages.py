@@ -143,6 +143,8 @@ PROMISES = {
 }
 
 
+# Their runs are short.
+@pytest.mark.filterwarnings("ignore:.*NaturalGradient has not arrived:UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
