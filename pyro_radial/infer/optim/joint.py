@@ -121,7 +121,9 @@ class JointOptimizer:
         optim: Any = self._optim
         if isinstance(optim, PyroOptim):
             for name, parameter in stored_names(new_parameters).items():
-                _, self._clips[parameter] = pyro_settings(optim, name)
+                _, clips = pyro_settings(optim, name)
+                if clips:
+                    self._clips[parameter] = clips
         if self.optimizer is None:
             self.optimizer = _make_optimizer(optim, new_parameters)
             self.optimizer.register_state_dict_post_hook(self._save_names)
@@ -165,8 +167,8 @@ class JointOptimizer:
     @property
     def eager_reason(self) -> str | None:
         """Why the step must not be a part of a graph; None if it may be."""
-        clips = self._clip_norm is not None or any(self._clips.values())
-        return "gradients are clipped" if clips else None
+        is_clipped = self._clip_norm is not None or self._clips
+        return "gradients are clipped" if is_clipped else None
 
     def forget_gradients(self) -> None:
         """Set the gradients of all parameters to None."""
