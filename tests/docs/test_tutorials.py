@@ -107,11 +107,6 @@ def table_rows(output: str) -> list[list[float]]:
     return [[float(cell) for cell in cells.split()] for cells in rows]
 
 
-# Their runs are short.
-SHORT = pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
-
-
-@SHORT
 def test_quickstart_prints_both_methods_and_saves_plots(quickstart, tmp_path, capsys):
     quickstart.main(["--epochs", "5", "--output-dir", str(tmp_path / "new")])
     output = capsys.readouterr().out
@@ -126,7 +121,6 @@ def test_quickstart_prints_both_methods_and_saves_plots(quickstart, tmp_path, ca
         assert str(tmp_path / "new" / name) in output
 
 
-@SHORT
 def test_quickstart_shows_a_gain_over_the_plain_network(quickstart):
     task = quickstart.make_task(10)
     plain = quickstart.train_plain(1.0, task, quickstart.EPOCHS, 10)
