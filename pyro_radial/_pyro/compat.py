@@ -145,7 +145,6 @@ standard_gamma = torch._standard_gamma
 initial_scale = attrgetter("_init_scale")
 #: The loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet.
 optimizer_state_waiting = attrgetter("_state_waiting_to_be_consumed")
-#: The hooks of ``register_post_accumulate_grad_hook`` of a parameter, or None.
 
 _capture = threading.local()
 

@@ -66,9 +66,7 @@ if hasattr(os, "register_at_fork"):
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Return the state of torch's generators for a device, of Python's and of NumPy's."""
     # A Dataset that augments its items uses Python's and NumPy's.
-    kind, words, *position = np.random.get_state()  # noqa: NPY002
-    numpy_state = (kind, np.asarray(words).tolist(), *position)
-    state = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy_state}
+    state = {"cpu": torch.get_rng_state(), **host_noise()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
@@ -116,7 +114,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def host_noise() -> tuple[object, ...]:
-    """Return the state of Python's and NumPy's generators, to compare."""
+def host_noise() -> dict[str, Any]:
+    """Return the state of Python's and NumPy's generators in plain values."""
     kind, words, *position = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), kind, np.asarray(words).tobytes(), *position
+    numpy_state = (kind, np.asarray(words).tolist(), *position)
+    return {"python": random.getstate(), "numpy": numpy_state}

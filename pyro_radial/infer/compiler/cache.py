@@ -4,7 +4,8 @@
 """Evaluate losses by recorded graphs: find the graph for a call, record new ones, check and compile them."""
 
 import math
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -130,7 +131,7 @@ class Graphs:
         program_key = _program_key(call, leaves)
         numbers = self._numbers_of(program_key, call)
         if numbers.notice_values(leaves.values):
-            self._drop_graphs(program_key)
+            self._drop_graphs(partial(operator.eq, program_key))
         try:
             key = program_key, descriptions(leaves.values, numbers.positions)
         except Refused as refused:
@@ -188,10 +189,10 @@ class Graphs:
             self._numbers[program] = Numbers(), (call.model, call.guide, call.loss)
         return self._numbers[program][0]
 
-    def _drop_graphs(self, program: Hashable) -> None:
-        """Drop the graphs of a program, because a number has become an input."""
+    def _drop_graphs(self, is_dropped: Callable[[tuple[Hashable, ...]], bool]) -> None:
+        """Drop the graphs of the programs with these keys."""
         for key in list(self._programs):
-            if key[0] == program:
+            if is_dropped(key[0]):
                 del self._programs[key]
 
     def _find_program(
@@ -211,7 +212,7 @@ class Graphs:
             return None
         for program in programs:
             if numbers.notice_paths(program.state.changed_numbers()):
-                self._drop_graphs(key[0])
+                self._drop_graphs(partial(operator.eq, key[0]))
         if len(self.programs) >= self.max_signatures:
             if not self._may_replace():
                 self._warn_eager(self._reason_for_limit(programs, leaves))
@@ -291,9 +292,8 @@ class Graphs:
         program.next_check = now + len(self.programs) * (now - started) / CHECKED_SHARE
         if difference is None:
             return False
-        for other_key in list(self._programs):
-            if _is_same_program(other_key, key):
-                del self._programs[other_key]
+        # All of the same model, guide and loss, with other arguments too.
+        self._drop_graphs(lambda program_key: program_key[0] == key[0][0])
         if key in self._dropped:
             self._unrecordable.add((key[0], kinds(leaves.values)))
             self._warn_eager(f"its graph gives something else than the program, at {difference}")
@@ -399,11 +399,6 @@ def _identity(program: object) -> Hashable:
     if isinstance(program, MethodType):
         return id(program.__func__), id(program.__self__)
     return id(program)
-
-
-def _is_same_program(key: Signature, other_key: Signature) -> bool:
-    """Return whether two graphs are of the same model, guide and loss."""
-    return key[0][0] == other_key[0][0]
 
 
 def settings_now() -> tuple[object, ...]:

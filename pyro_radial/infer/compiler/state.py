@@ -53,8 +53,8 @@ PLAIN = (
     np.generic,
 )
 CONTENTS = (set, bytearray, memoryview, array, np.ndarray)
-# The generators of whole modules are seeded for each recording.
-SEEDED = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
+# The generators of whole modules; recording refuses a program that draws from them.
+HOST_GENERATORS = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
 # Iterators and generators of random numbers, whose next value cannot be read without a change of their state.
 ONCE = (Iterator, random.Random, np.random.Generator, np.random.RandomState)
 
@@ -405,7 +405,7 @@ class State:
         elif (
             isinstance(value, ONCE)
             and in_user_code
-            and not any(value is seeded for seeded in SEEDED)
+            and not any(value is generator for generator in HOST_GENERATORS)
         ):
             self.unreadable_reason = (
                 f"it takes values from {path}{self.code.line_of(path)}, {type(value).__name__}; "

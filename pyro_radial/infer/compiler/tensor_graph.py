@@ -248,7 +248,7 @@ class _Recorder(TorchDispatchMode):
             return result
         read = args[1:] if func in LIKE else args
         sources = set() if func is LITERAL else self._find_sources((read, kwargs))
-        inputs = _tensors_in((args, kwargs))
+        inputs = _tensors_in((args, kwargs)) if self._numbers else []
         is_number = bool(inputs) and all(map(self._is_number, inputs))
         draws = torch.Tag.nondeterministic_seeded in func.tags
         if draws:
@@ -285,7 +285,7 @@ class _Recorder(TorchDispatchMode):
         Among themselves numbers are float64 or integers. Where they meet tensors, they do not change the dtype of the
         result. A product of integers may be too large for 64 bits, so it counts as read by Python.
         """
-        tensors = _tensors_in((args, kwargs))
+        tensors = _tensors_in((args, kwargs)) if self._numbers else []
         numbers = list(filter(self._is_number, tensors))
         if not numbers:
             return args, kwargs
