@@ -5,6 +5,7 @@
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,7 @@ from pyro_radial.infer.compiler.recording import (
     terms_by_site,
 )
 from pyro_radial.infer.compiler.signature import Leaves, Numbers, descriptions, has_nan, kinds
-from pyro_radial.infer.compiler.state import Refused
+from pyro_radial.infer.compiler.state import IdentityMap, Refused
 from pyro_radial.infer.compiler.tensor_graph import rehearsal
 from pyro_radial.infer.step.evaluation import (
     Call,
@@ -92,9 +93,10 @@ class Graphs:
         self.options = dict(options or {})
         # The programs of each signature, which differ in their state; the latest in use comes first.
         self._programs: dict[Signature, list[Program]] = {}
-        # The numbers that are inputs of each program's graphs, with its model, guide and loss. These are kept alive
-        # because the keys contain their ids.
-        self._numbers: dict[Hashable, tuple[Numbers, object]] = {}
+        # The numbers that are inputs of each program's graphs.
+        self._numbers: defaultdict[Hashable, Numbers] = defaultdict(Numbers)
+        # What stands for each object in the keys of programs.
+        self._identities = IdentityMap()
         # The programs and kinds of arguments that cannot be recorded, remembered because an attempt takes long.
         self._unrecordable: set[Hashable] = set()
         # The programs and kinds of arguments whose first run could not be recorded, but a second one may be.
@@ -128,8 +130,8 @@ class Graphs:
         leaves = Leaves.of(call.args, call.kwargs)
         if has_nan(leaves.values):
             return _run_as_it_is(call)
-        program_key = _program_key(call, leaves)
-        numbers = self._numbers_of(program_key, call)
+        program_key = self._program_key(call, leaves)
+        numbers = self._numbers[program_key]
         if numbers.notice_values(leaves.values):
             self._drop_graphs(partial(operator.eq, program_key))
         try:
@@ -183,11 +185,25 @@ class Graphs:
             self._warn_eager(reason)
         return reason is not None
 
-    def _numbers_of(self, program: Hashable, call: Call) -> Numbers:
-        """Return the numbers that are inputs of a program's graphs."""
-        if program not in self._numbers:
-            self._numbers[program] = Numbers(), (call.model, call.guide, call.loss)
-        return self._numbers[program][0]
+    def _program_key(self, call: Call, leaves: Leaves) -> tuple[Hashable, ...]:
+        """Return the part of a graph's key that depends on the model, guide, loss and settings, not on arguments."""
+        optimizer = call.graph_optimizer
+        site_parameters = [] if optimizer is None else optimizer.param_groups[0]["params"]
+        return (
+            tuple(map(self._identity, (call.model, call.guide, call.loss))),
+            self._identity(optimizer),
+            tuple(map(bool, map(gradient_hooks, site_parameters))),
+            leaves.tree,
+            call.gradients,
+            call.weight == 0.0,
+            settings_now(),
+        )
+
+    def _identity(self, program: object) -> Hashable:
+        """Return what stands for an object in keys; methods of the same function and object are the same."""
+        if isinstance(program, MethodType):
+            return self._identity(program.__func__), self._identity(program.__self__)
+        return self._identities.setdefault(program, object())
 
     def _drop_graphs(self, is_dropped: Callable[[tuple[Hashable, ...]], bool]) -> None:
         """Drop the graphs of the programs with these keys."""
@@ -383,31 +399,14 @@ def _relative_distance(value: Tensor, reference: Tensor) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def _program_key(call: Call, leaves: Leaves) -> tuple[Hashable, ...]:
-    """Return the part of a graph's key that depends on the model, guide, loss and settings, not on arguments."""
-    ids = tuple(map(_identity, (call.model, call.guide, call.loss)))
-    optimizer: tuple[object, ...] = (id(call.graph_optimizer),)
-    if call.graph_optimizer is not None:
-        site_parameters = call.graph_optimizer.param_groups[0]["params"]
-        optimizer += tuple(map(bool, map(gradient_hooks, site_parameters)))
-    has_no_kl = call.weight == 0.0
-    return ids, optimizer, leaves.tree, call.gradients, has_no_kl, settings_now()
-
-
-def _identity(program: object) -> Hashable:
-    """Return a key of an object; each access of a method makes a new one, which is of the same function and object."""
-    if isinstance(program, MethodType):
-        return id(program.__func__), id(program.__self__)
-    return id(program)
-
-
 def settings_now() -> tuple[object, ...]:
     """Return the current settings of torch and Pyro that a graph fixes when it is recorded."""
-    settings: list[object] = []
-    for kind in ("cpu", "cuda"):
-        settings += torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-    settings.append(torch.get_default_dtype())
-    settings += num_global_hooks()
-    for read in READ_SETTINGS:
-        settings.append(read())
-    return tuple(settings)
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.get_default_dtype(),
+        *num_global_hooks(),
+        *map(operator.call, READ_SETTINGS),
+    )

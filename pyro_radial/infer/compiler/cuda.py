@@ -196,9 +196,13 @@ class CapturedStep:
         settings: list[object] = []
         for group in self._optimizer.param_groups:
             settings += [value for key, value in group.items() if key not in CHANGING]
-        # Loading a state into the optimizer replaces the dict of states.
-        fixed = id(self._optimizer.state), has_step_hooks(self._optimizer), settings
-        return addresses(tensors), hooks, call.stopped is None, fixed
+        return (
+            addresses(tensors),
+            hooks,
+            call.stopped is None,
+            has_step_hooks(self._optimizer),
+            settings,
+        )
 
 
 class RateTensors:

@@ -4,6 +4,7 @@
 """A recorded program: its graph, the guards that say whether the graph holds, and the inputs that it takes."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,10 +61,9 @@ class Program:
     next_check: float = math.inf
     # The compiled code; None before it is compiled.
     _code: GraphFunction | None = None
-    # The latest arguments on a device that passed the guards, with their ids and versions. They are kept alive because
-    # Python could give the id of a deleted tensor to another one.
+    # The latest arguments on a device that passed the guards, and their versions.
     _guarded: list[Tensor] = field(default_factory=list)
-    _versions: list[tuple[int, int]] = field(default_factory=list)
+    _versions: list[int] = field(default_factory=list)
 
     def replay(
         self, call: Call, leaves: Leaves, compile_after: int | None, options: Options
@@ -175,9 +175,13 @@ class Program:
         if self.graph.guards is None:
             return True
         tensors = leaves.tensors()
-        versions = [(id(tensor), tensor._version) for tensor in tensors]
+        versions = [tensor._version for tensor in tensors]
         on_device = all(tensor.device.type != "cpu" for tensor in tensors)
-        if on_device and versions == self._versions:
+        if (
+            on_device
+            and versions == self._versions
+            and all(map(operator.is_, tensors, self._guarded))
+        ):
             return True
         if not self.graph.guards.match(tensors):
             return False

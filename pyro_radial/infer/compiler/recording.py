@@ -254,7 +254,7 @@ def _record_twice(first_run: FirstRun, numbers: Numbers, code: Code) -> Program:
                 )
             recorded.append((graph, parameters))
             changes = initial_state.changes(count_replaced=True)
-            parameter_slots = _find_parameter_slots(initial_state, graph.constants)
+            parameter_slots = _find_parameter_slots(initial_state, set(graph.constants))
         finally:
             initial_state.restore()
             noise.restore()
@@ -287,7 +287,7 @@ def _record_twice(first_run: FirstRun, numbers: Numbers, code: Code) -> Program:
 
 
 def _find_parameter_slots(
-    initial_state: State, read_tensors: Sequence[Tensor]
+    initial_state: State, read_tensors: Collection[Tensor]
 ) -> list[tuple[Slot, str]]:
     """Return the slots in which a run has replaced a parameter's value by its new value, with the parameters' names.
 
@@ -296,14 +296,12 @@ def _find_parameter_slots(
     :param initial_state: the state before the run.
     :param read_tensors: tensors that the run has read; a slot that held one of them does not count.
     """
-    ids = set(map(id, read_tensors))
     parameter_slots: list[tuple[Slot, str]] = []
     for slot, value in zip(initial_state.slots, initial_state.values, strict=True):
         current = slot.read()
-        if current is not value and id(value) not in ids:
-            name = _name_of_parameter(current)
-            if name is not None and name == _name_of_parameter(value):
-                parameter_slots.append((slot, name))
+        name = None if current is value else _name_of_parameter(current)
+        if name is not None and name == _name_of_parameter(value) and value not in read_tensors:
+            parameter_slots.append((slot, name))
     return parameter_slots
 
 

@@ -104,6 +104,20 @@ class Refused(Exception):
         self.read_numbers = read_numbers
 
 
+class IdentityMap:
+    """Values by objects, which are compared by identity, so they need no hash.
+
+    The map keeps the objects alive, because Python may give the id of a deleted object to a new one.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[object, Any]] = ()) -> None:
+        self._pairs = {id(key): (key, value) for key, value in pairs}
+
+    def setdefault(self, key: object, value: Any) -> Any:
+        """Return the value of an object; an object without one gets this value."""
+        return self._pairs.setdefault(id(key), (key, value))[1]
+
+
 class Metadata(NamedTuple):
     """The properties of a tensor that compiled code depends on."""
 
@@ -270,8 +284,9 @@ class State:
         self.values: list[object] = []
         #: Each tensor once, in the order in which it was found.
         self.tensors: list[Tensor] = []
-        self._slot_keys: set[tuple[int, object]] = set()
-        self._visited: dict[int, object] = {}
+        # The keys of the slots of each holder, and the paths by which each object was visited.
+        self._slot_keys = IdentityMap()
+        self._visits = IdentityMap()
         # Containers, and the variables of objects, each with a copy, to find new and deleted entries. For objects the
         # names of new attributes that count; None where all entries count. The key of such a slot is the object.
         self._sized_holders: list[tuple[Slot, Any, Collection[str] | None]] = []
@@ -310,11 +325,9 @@ class State:
         """Refer to the new tensors if tensors with the same properties are the only change; else return False."""
         if self.changes():
             return False
-        current_by_id: dict[int, Any] = {
-            id(value): slot.read() for slot, value in zip(self.slots, self.values, strict=True)
-        }
-        self.values = [current_by_id[id(value)] for value in self.values]
-        self.tensors = [current_by_id.get(id(tensor), tensor) for tensor in self.tensors]
+        replacements = IdentityMap(zip(self.values, map(Slot.read, self.slots), strict=True))
+        self.values = [replacements.setdefault(value, value) for value in self.values]
+        self.tensors = [replacements.setdefault(tensor, tensor) for tensor in self.tensors]
         self._arrange_comparisons()
         return True
 
@@ -324,7 +337,7 @@ class State:
         :param count_replaced: whether each replaced tensor counts as a change, also by one with the same properties.
         """
         changes: list[tuple[str, bool]] = []
-        current_by_id: dict[int, object] = {}
+        replacements = IdentityMap()
         with DisableTorchFunctionSubclass():
             flags = dict(zip(self.tensors, self._flags, strict=True))
             for slot, value in zip(self.slots, self.values, strict=True):
@@ -337,7 +350,7 @@ class State:
                         or metadata_of(current) != metadata_of(value)
                     )
                     # Slots that shared a tensor must still share one.
-                    is_shared = current_by_id.setdefault(id(value), current) is current
+                    is_shared = replacements.setdefault(value, current) is current
                     is_same = (
                         (is_same or not is_replacement_a_change)
                         and is_shared
@@ -395,9 +408,10 @@ class State:
         """Add the slots of an object to the state, and its values to the objects to visit."""
         # A subclass of a number or a string may have attributes.
         is_plain = type(value) in PLAIN or isinstance(value, np.generic)
-        if id(value) in self._visited or is_plain or isinstance(value, OPAQUE):
+        visits = self._visits.setdefault(value, [])
+        if visits or is_plain or isinstance(value, OPAQUE):
             return
-        self._visited[id(value)] = value
+        visits.append(path)
         if isinstance(value, Tensor):
             self.tensors.append(value)
             if value in self.host_reads:
@@ -434,8 +448,8 @@ class State:
 
     def _add_slot(self, slot: Slot) -> None:
         """Add a slot with its current value, which is visited later."""
-        key = (id(slot.holder), slot.key)
-        if key in self._slot_keys or slot.path in self.ignored:
+        keys = self._slot_keys.setdefault(slot.holder, set())
+        if slot.key in keys or slot.path in self.ignored:
             return
         value = slot.read()
         if value is MISSING:
@@ -446,7 +460,7 @@ class State:
             )
             self._to_visit.clear()
             return
-        self._slot_keys.add(key)
+        keys.add(slot.key)
         self.slots.append(slot)
         self.values.append(value)
         self._to_visit.append((value, slot.path, slot.in_user_code))

@@ -32,7 +32,7 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Kwargs
-from pyro_radial.infer.compiler.state import MOST_BYTES, Refused, metadata_of
+from pyro_radial.infer.compiler.state import MOST_BYTES, IdentityMap, Refused, metadata_of
 
 # Functions that copy values to the host, besides operations, which have tags. Legacy constructors, such as
 # torch.FloatTensor([number]), call __float__.
@@ -88,7 +88,8 @@ LIKE = {
     torch.ops.aten.zeros_like.default,
 }
 
-# For each dict of buffers and name that were assigned to: the dict, the previous buffer, and the latest one.
+# For each dict of buffers, by its number, and name that were assigned to: the dict, the previous buffer, and the latest
+# one.
 Buffers = dict[tuple[int, str], tuple[dict[str, Any], Tensor | None, Tensor | None]]
 
 
@@ -467,7 +468,7 @@ def _is_readable(tensor: Tensor) -> bool:
 def _memory(tensor: Tensor) -> int:
     """Return a key of a tensor's memory, which it shares with its views."""
     # Sparse tensors have several memories.
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else tensor._cdata
 
 
 @contextmanager
@@ -506,10 +507,11 @@ def rehearsal() -> Iterator[None]:
 def note_replaced_buffers() -> Iterator[Buffers]:
     """Collect the buffers that modules replace by assignment in the block, which tensor operations do not show."""
     replaced_buffers: Buffers = {}
+    numbers = IdentityMap()
 
     def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
         holder = module._buffers
-        key = id(holder), name
+        key = numbers.setdefault(holder, len(replaced_buffers)), name
         previous = replaced_buffers[key][1] if key in replaced_buffers else holder.get(name)
         replaced_buffers[key] = holder, previous, buffer
 

@@ -27,6 +27,7 @@ from torch import nn
 from benchmarks.guides._examples.changes import CHANGES
 from benchmarks.guides.pyro_examples import TARGET, changed
 from pyro_radial import AutoMeanField
+from pyro_radial.infer.compiler.state import IdentityMap
 from tests.helpers.programs import Graphed, assert_same_steps, eager_svi, recorded_svi, take_steps
 
 X = torch.linspace(-1.0, 2.0, 6)
@@ -501,3 +502,48 @@ def test_a_users_name_may_be_that_of_the_plates_of_a_guide(scope, make_guide):
     assert not loss.eager_reasons
     pyro.set_rng_seed(0)
     torch.testing.assert_close(replayed, torch.tensor(Trace_ELBO().loss(model, loss.guide, x)))
+
+
+class Unhashable:
+    """A model that compares equal to all others of its class, as an object of a dataclass does."""
+
+    __hash__ = None
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __eq__(self, other):
+        return isinstance(other, Unhashable)
+
+    def __call__(self, x):
+        regression(x, self.scale)
+
+
+def test_an_identity_map_tells_equal_objects_apart_and_needs_no_hash():
+    numbers = IdentityMap([(a := Unhashable(1.0), 1)])
+    b = Unhashable(1.0)
+    assert numbers.setdefault(a, 2) == 1
+    assert numbers.setdefault(b, 2) == 2
+
+
+def test_an_identity_map_keeps_its_keys_alive():
+    class Key:
+        pass
+
+    numbers = IdentityMap()
+    numbers.setdefault(key := Key(), 1)
+    reference = weakref.ref(key)
+    del key
+    assert reference() is not None
+
+
+def test_each_of_several_equal_models_has_a_graph():
+    models = Unhashable(0.5), Unhashable(3.0)
+    loss = Graphed(None, guide, Trace_ELBO(), compile=False)
+    for loss.model in (*models, *models):
+        pyro.set_rng_seed(0)
+        replayed, _ = loss((X,))
+        pyro.set_rng_seed(0)
+        torch.testing.assert_close(replayed, torch.tensor(Trace_ELBO().loss(loss.model, guide, X)))
+    assert len(loss.programs) == 2
+    assert loss.replayed
