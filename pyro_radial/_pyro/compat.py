@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from importlib import import_module
+from itertools import chain
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -43,7 +44,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules import module as torch_module
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
+from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import (
     register_pytree_node,
@@ -101,6 +103,7 @@ __all__ = [
     "stop_where",
     "stored_name",
     "stored_parameters",
+    "take_step",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -113,6 +116,10 @@ GLOBAL_HOOKS = (
     torch_module._global_forward_hooks,
     torch_module._global_backward_pre_hooks,
     torch_module._global_backward_hooks,
+)
+GLOBAL_STEP_HOOKS = (
+    torch_optimizer._global_optimizer_pre_hooks,
+    torch_optimizer._global_optimizer_post_hooks,
 )
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -407,4 +414,42 @@ def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> None:
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether an optimizer calls functions before or after its steps."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any((*hooks, *GLOBAL_STEP_HOOKS))
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """Take a step of an optimizer; that of a fused Adam on a CPU is a call of torch's kernel alone.
+
+    For a few small parameters, torch's entries for profilers and compilers take longer than the kernel. The optimizer
+    itself takes a step in which something else happens, such as hooks; a scheduler's wrapper only counts the steps.
+    """
+    is_replaced = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    may_stop = getattr(optimizer, "found_inf", None) is not None
+    does_more = is_replaced or may_stop or has_step_hooks(optimizer)
+    # For each group the parameters, their gradients and their state, as the kernel takes them.
+    lists_by_group: list[tuple[list[Tensor], ...]] = []
+    for group in optimizer.param_groups if type(optimizer) is Adam and not does_more else ():
+        lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
+        optimizer._init_group(group, *lists)  # type: ignore[attr-defined]
+        kinds = set(map(attrgetter("dtype", "is_cpu"), chain(*lists[:4])))
+        is_fused = group["fused"] and not group.get("decoupled_weight_decay")
+        if is_fused and len(kinds) == 1 and kinds.pop()[1]:
+            lists_by_group.append(lists)
+    if not lists_by_group or len(lists_by_group) < len(optimizer.param_groups):
+        optimizer.step()
+        return
+    mark_stepped(optimizer)
+    with torch.no_grad():
+        for group, lists in zip(optimizer.param_groups, lists_by_group, strict=True):
+            torch._foreach_add_(lists[-1], 1)
+            torch._fused_adam_(
+                *lists,
+                lr=group["lr"],
+                beta1=float(group["betas"][0]),
+                beta2=float(group["betas"][1]),
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=group["amsgrad"],
+                maximize=group["maximize"],
+            )

@@ -13,6 +13,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
+from tqdm.auto import trange
 
 from pyro_radial._pyro.checks import optional, positive_count
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
@@ -254,6 +255,38 @@ class CompiledSVI(CompiledELBO):
         :returns: the loss before the step, a float, or a tuple of them where ``SVI`` returns a tuple. On a GPU it is a
             number that becomes a float when it is looked at, because looking waits for the device.
         """
+        return as_number(self._take_step(args, kwargs))
+
+    def run(self, steps: int, *args: Any, progress: bool = False, **kwargs: Any) -> Tensor:
+        """Take several gradient steps on the same arguments, with the checks and errors of :meth:`step`.
+
+        :param steps: the number of steps.
+        :param args: arguments of the model and the guide.
+        :param progress: whether to show a bar.
+        :returns: the loss before each step, of shape ``[steps]``, on the device of the loss; ``[steps, n]`` where
+            ``SVI`` returns a tuple of n numbers.
+        :raises ValueError: if ``steps`` is not a positive integer.
+
+        Example::
+
+            >>> import pyro
+            >>> from pyro.infer import Trace_ELBO
+            >>> from pyro.infer.autoguide import AutoNormal
+            >>> def model():
+            ...     pyro.sample("w", pyro.distributions.Normal(3.0, 1.0))
+            >>> svi = CompiledSVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.1}), Trace_ELBO(), compile=False)
+            >>> svi.run(20).shape
+            torch.Size([20])
+        """
+        steps = positive_count("steps", steps)
+        losses: list[Tensor] = []
+        for _ in trange(steps, desc="run", unit="step", disable=not progress):
+            losses.append(self._take_step(args, kwargs))
+        self._stepper.look()
+        return torch.stack(losses)
+
+    def _take_step(self, args: Args, kwargs: Kwargs) -> Tensor:
+        """Take a step, and return the loss before it."""
         stepper = self._stepper
         if self.optim is not self._optim_in_use:
             stepper.replace_optimizer(JointOptimizer(self.optim))
@@ -268,7 +301,7 @@ class CompiledSVI(CompiledELBO):
             )
         (self._latest,) = stepper.step([call], self._num_steps)
         self._num_steps += 1
-        return as_number(self._latest.loss)
+        return self._latest.loss
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss, as :meth:`step` returns it, without a step."""

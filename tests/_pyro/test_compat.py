@@ -6,6 +6,7 @@
 import ast
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from collections import namedtuple
@@ -18,6 +19,7 @@ import pytest
 import torch
 from pyro.nn import PyroModule, PyroParam
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pyro_radial
 from pyro_radial._pyro import compat
@@ -354,3 +356,66 @@ def test_what_hooks_leave_of_a_gradient_is_what_torch_adds():
     assert parameter.grad is None
     parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     assert compat.after_hooks(parameter, torch.ones(2)) is None
+
+
+def trained_by(step, *, groups=(("a", "b"), ("c",)), prepare=None, **settings):
+    """The parameters and the state after five steps of a fused Adam, which leave out a parameter at first."""
+    start = {"a": torch.ones(3), "b": torch.ones(()), "c": torch.ones(2, 2)}
+    parameters = {name: torch.nn.Parameter(start[name]) for name in itertools.chain(*groups)}
+    optimizer = torch.optim.Adam(
+        [{"params": list(map(parameters.get, names)), "lr": 0.1 * len(names)} for names in groups],
+        **{"fused": True} | settings,
+    )
+    if prepare is not None:
+        prepare(optimizer)
+    else:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for number in range(5):
+        for parameter in parameters.values():
+            parameter.grad = (parameter.detach() - number).sin()
+        if number < 2:
+            parameters["a"].grad = None
+        step(optimizer)
+        if prepare is None:
+            scheduler.step()
+    return {"parameters": parameters, "state": optimizer.state_dict()["state"]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"amsgrad": True, "weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3, "maximize": True},
+        {"decoupled_weight_decay": True, "weight_decay": 0.1},
+        {"fused": False},
+    ],
+)
+@pytest.mark.parametrize("groups", [("a", "b", "c"), (("a", "b"), ("c",))])
+def test_the_kernel_of_adam_takes_the_steps_of_torch(settings, groups):
+    ours = trained_by(compat.take_step, groups=groups, **settings)
+    theirs = trained_by(lambda optimizer: optimizer.step(), groups=groups, **settings)
+    torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
+
+
+def test_a_step_with_more_to_do_than_the_kernel_goes_through_the_optimizer():
+    counts = []
+
+    def count(*_):
+        counts.append(1)
+
+    def replace(optimizer):
+        optimizer.step = count
+
+    def hook(optimizer):
+        optimizer.register_step_post_hook(count)
+
+    for prepare in (replace, hook):
+        trained_by(compat.take_step, prepare=prepare)
+    with register_optimizer_step_pre_hook(count):
+        trained_by(compat.take_step)
+    assert len(counts) == 15
+
+
+def test_the_kernel_of_adam_takes_no_step_that_is_stopped():
+    stopped = trained_by(compat.take_step, prepare=lambda optimizer: compat.stop_where(optimizer, torch.ones(())))
+    assert torch.equal(stopped["parameters"]["b"], torch.ones(()))

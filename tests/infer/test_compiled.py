@@ -4,6 +4,7 @@
 import copy
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -301,3 +302,62 @@ def test_a_guide_that_leaves_the_device_of_its_optimizer_is_named():
     guide.cpu()
     with pytest.raises(ValueError, match=r"must stay where their first step was, on cuda:0, got a parameter on cpu"):
         svi.step(X, Y)
+
+
+@pytest.mark.parametrize("make_optim", [ADAM, lambda parameters: torch.optim.SGD(parameters, lr=0.01)])
+def test_a_run_takes_the_steps_of_as_many_calls(make_optim):
+    results = []
+    for runs in (True, False):
+        model, guide = problem()
+        svi = recorded(model, guide, make_optim, TermsELBO())
+        losses = svi.run(12, X, Y) if runs else torch.tensor([svi.step(X, Y) for _ in range(12)])
+        assert svi.compiled
+        results.append({"losses": losses, "noise": torch.get_rng_state(), **values(guide)})
+    assert results[0]["losses"].shape == (12,)
+    assert_equal(*results)
+
+
+def test_a_run_sees_state_that_a_hook_changes_between_its_steps():
+    losses = {}
+    for kind in (SVI, recorded):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        config = SimpleNamespace(scale=1.0, steps=0)
+
+        def scaled(x, config=config):
+            pyro.sample("y", dist.Normal(pyro.sample("w", dist.Normal(0.0, 1.0)), config.scale), obs=x.sum())
+
+        def change(_, config=config):
+            config.steps += 1
+            config.scale = 3.0 if config.steps > 4 else 1.0
+
+        svi = kind(scaled, guide_of_line, pyro.optim.Adam({"lr": 0.05}), Trace_ELBO())
+        svi.step(X[:, 0])
+        pyro.param("loc").register_hook(change)
+        losses[kind] = svi.run(8, X[:, 0]) if kind is recorded else [svi.step(X[:, 0]) for _ in range(8)]
+    assert svi.compiled
+    torch.testing.assert_close(losses[recorded], torch.tensor(losses[SVI]))
+
+
+def test_a_run_stops_at_a_loss_that_is_not_finite():
+    model, guide = problem()
+    svi = recorded(model, guide, ADAM, TermsELBO())
+    svi.run(3, X, Y)
+    with pytest.raises(FloatingPointError, match="step 3"):
+        svi.run(3, X * float("nan"), Y)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "many"])
+def test_a_run_needs_a_number_of_steps(steps):
+    model, guide = problem()
+    with pytest.raises(ValueError, match="steps must be"):
+        recorded(model, guide, ADAM, TermsELBO()).run(steps, X, Y)
+
+
+def test_a_run_shows_a_bar_if_it_is_asked_to(capsys):
+    model, guide = problem()
+    svi = recorded(model, guide, ADAM, TermsELBO())
+    svi.run(2, X, Y)
+    assert capsys.readouterr().err == ""
+    svi.run(2, X, Y, progress=True)
+    assert "2/2" in capsys.readouterr().err

@@ -21,13 +21,13 @@ EMPTY = (
     aten.new_empty.default,
     aten.empty_strided.default,
 )
-# Operations that fill their first argument with noise, whatever its values.
-FILLING = (
-    aten.normal_.default,
-    aten.uniform_.default,
-    aten.bernoulli_.float,
-    aten.exponential_.default,
-)
+# Operations that fill their first argument with noise, whatever its values, and faster calls of the same.
+FILLING: dict[Any, Callable[..., Tensor]] = {
+    aten.normal_.default: Tensor.normal_,
+    aten.uniform_.default: Tensor.uniform_,
+    aten.bernoulli_.float: Tensor.bernoulli_,
+    aten.exponential_.default: Tensor.exponential_,
+}
 LIKE = (aten.randn_like.default, aten.rand_like.default)
 STANDARD_NORMAL = (aten.randn.default, aten.randn_like.default)
 STANDARD_UNIFORM = (aten.rand.default, aten.rand_like.default)
@@ -133,7 +133,7 @@ def _source_of(node: Node) -> Source | None:
     if target in FILLING:
         if not _is_empty(args[0]):
             return None
-        draw = partial(_draw_into_memory, target, metadata, args[1:], kwargs)
+        draw = partial(_draw_into_memory, FILLING[target], metadata, args[1:], kwargs)
     elif target in LIKE:
         draw = partial(_draw_into_memory, target, metadata, (), {})
     elif node.all_input_nodes:
@@ -158,13 +158,13 @@ def _is_empty(node: object) -> bool:
 
 
 def _draw_into_memory(
-    target: Callable[..., Tensor],
+    fill: Callable[..., Tensor],
     metadata: Metadata,
     args: Sequence[object],
     kwargs: dict[str, Any],
 ) -> Tensor:
     """Return the draw of an operation that fills memory, in new memory with these properties."""
-    return target(metadata.empty(), *args, **kwargs)
+    return fill(metadata.empty(), *args, **kwargs)
 
 
 def _draw_dropout_mask(shape: torch.Size, drop_probability: float, device: torch.device) -> Tensor:

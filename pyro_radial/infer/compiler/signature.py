@@ -126,7 +126,7 @@ def description(value: object) -> Hashable:
     :raises Refused: if a graph cannot take the leaf.
     """
     content = _description_of_content(value)
-    attributes = None if isinstance(value, type | Enum) else getattr(value, "__dict__", None)
+    attributes = None if isinstance(value, (type, Enum)) else getattr(value, "__dict__", None)
     if not attributes:
         return content
     for name, attribute in attributes.items():

@@ -21,7 +21,12 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyro_radial._pyro.checks import warn
-from pyro_radial._pyro.compat import mark_stepped, optimizer_state_waiting, pyro_settings
+from pyro_radial._pyro.compat import (
+    mark_stepped,
+    optimizer_state_waiting,
+    pyro_settings,
+    take_step,
+)
 from pyro_radial._pyro.types import Args, Kwargs, Model, Node
 
 
@@ -191,7 +196,7 @@ class JointOptimizer:
             if isinstance(optimizer, GraphOptimizer):
                 optimizer.count_step()
                 if optimizer.other_optimizer is not None and not stepped:
-                    optimizer.other_optimizer.step()
+                    take_step(optimizer.other_optimizer)
             mark_stepped(optimizer)
             return
         if self._clip_norm is not None:
@@ -205,7 +210,7 @@ class JointOptimizer:
             if parameter.grad is not None and clips.get("clip_value") is not None:
                 torch.nn.utils.clip_grad_value_(parameter, clips["clip_value"])
         with naming_devices(optimizer):
-            optimizer.step()
+            take_step(optimizer)
 
 
 class UnusedOptimizers(dict[Tensor, Any]):
