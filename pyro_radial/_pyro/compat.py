@@ -19,7 +19,7 @@ from unittest import mock
 import pyro
 import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
-from pyro.infer import traceenum_elbo
+from pyro.infer import TraceGraph_ELBO, traceenum_elbo
 from pyro.infer import util as infer_util
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
@@ -103,6 +103,7 @@ __all__ = [
     "stop_where",
     "stored_name",
     "stored_parameters",
+    "surrogate_loss",
     "take_step",
     "tree_flatten",
     "tree_leaves",
@@ -416,6 +417,12 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether an optimizer calls functions before or after its steps."""
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     return any((*hooks, *GLOBAL_STEP_HOOKS))
+
+
+def surrogate_loss(loss: TraceGraph_ELBO, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the value of a ``TraceGraph_ELBO`` as a tensor, with the gradient of its surrogate."""
+    elbo, surrogate = loss._loss_and_surrogate_loss(model, guide, args, kwargs)
+    return surrogate - torch.as_tensor(elbo + surrogate).detach()
 
 
 def take_step(optimizer: Optimizer) -> None:

@@ -11,12 +11,14 @@ import pkgutil
 import re
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer import TraceGraph_ELBO
 from pyro.nn import PyroModule, PyroParam
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -419,3 +421,24 @@ def test_a_step_with_more_to_do_than_the_kernel_goes_through_the_optimizer():
 def test_the_kernel_of_adam_takes_no_step_that_is_stopped():
     stopped = trained_by(compat.take_step, prepare=lambda optimizer: compat.stop_where(optimizer, torch.ones(())))
     assert torch.equal(stopped["parameters"]["b"], torch.ones(()))
+
+
+@pytest.mark.parametrize("kind", [dist.Normal, dist.Bernoulli])
+def test_the_surrogate_of_a_loss_has_its_value_and_its_gradient(kind):
+    def model():
+        pyro.sample("y", dist.Normal(pyro.sample("z", dist.Normal(0.0, 1.0)), 1.0), obs=torch.tensor(2.0))
+
+    def guide():
+        loc = pyro.param("loc", torch.tensor(0.5))
+        pyro.sample("z", dist.Normal(loc, 1.0) if kind is dist.Normal else dist.Bernoulli(loc))
+
+    loss = TraceGraph_ELBO()
+    outcomes = []
+    for evaluate in (partial(compat.surrogate_loss, loss), loss.loss_and_grads):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        value = evaluate(model, guide)
+        if isinstance(value, torch.Tensor):
+            value.backward()
+        outcomes.append((float(torch.as_tensor(value).detach()), float(pyro.param("loc").grad)))
+    assert outcomes[0] == pytest.approx(outcomes[1])

@@ -310,6 +310,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "FunctionalELBO, SteinKL": partial(functional, SteinKL(), AutoRadial),
     "FunctionalELBO, GaussianKL": partial(functional, GaussianKL(), AutoMultivariateNormal),
     "TraceEnum_ELBO": enumerated,
+    "TraceGraph_ELBO": partial(of_loss, partial(TraceGraph_ELBO, num_particles=2)),
     "TraceTMC_ELBO": partial(of_loss, partial(TraceTMC_ELBO, max_plate_nesting=1)),
     "TraceTailAdaptive_ELBO": partial(of_loss, partial(TraceTailAdaptive_ELBO, **PARTICLES)),
     "Trace_MMD": partial(of_loss, partial(Trace_MMD, kernel=RBF(1), num_particles=2, max_plate_nesting=1)),
@@ -326,7 +327,6 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 EAGER_LOSSES: dict[str, Callable[[], Program]] = {
     "RenyiELBO": partial(of_loss, partial(RenyiELBO, alpha=0.5, **PARTICLES)),
     "ReweightedWakeSleep": partial(of_loss, partial(ReweightedWakeSleep, **PARTICLES)),
-    "TraceGraph_ELBO": partial(of_loss, TraceGraph_ELBO),
 }
 
 

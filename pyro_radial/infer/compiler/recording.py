@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyro
 import torch
 from pyro.distributions import Delta
-from pyro.infer import TraceMeanField_ELBO
+from pyro.infer import TraceGraph_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions.constraints import Constraint, integer_interval
@@ -25,6 +25,7 @@ from torch.distributions.constraints import Constraint, integer_interval
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
     ReplaceFunctions,
+    is_subsample,
     remove_host_reads,
     stored_parameters,
 )
@@ -88,6 +89,11 @@ class RecordingHandler(Messenger):
         self.observed_sites: set[str] = set()
         #: The log-density of each Delta of the guide by site.
         self.delta_log_densities: dict[str, Any] = {}
+        #: The names of latent sites whose draws have no gradient.
+        self.scored_sites: list[str] = []
+        #: The names of plates that draw their rows, and those of the guide's for which the model has given rows.
+        self.drawn_plates: set[str] = set()
+        self.given_plates: set[str] = set()
 
     def _pyro_sample(self, msg: Message) -> None:
         """Note and replace the scale of a site, and note or check its observation."""
@@ -98,6 +104,10 @@ class RecordingHandler(Messenger):
         distribution = leaf(msg["fn"])
         if isinstance(distribution, Delta) and not (msg["done"] or msg["is_observed"]):
             self.delta_log_densities[msg["name"]] = distribution.log_density
+        if is_subsample(msg):
+            self._note_rows(msg)
+        elif not (msg["done"] or msg["is_observed"] or getattr(msg["fn"], "has_rsample", False)):
+            self.scored_sites.append(msg["name"])
         support = support_to_check(msg)
         if support is None:
             return
@@ -105,6 +115,14 @@ class RecordingHandler(Messenger):
             _check_in_graph(msg, support)
         elif getattr(distribution, "_validate_args", False):
             self.observed_sites.add(msg["name"])
+
+    def _note_rows(self, msg: Message) -> None:
+        """Note a plate that draws its rows, or one of the model that has these rows in place of given ones."""
+        if msg["value"] is None:
+            self.drawn_plates.add(msg["name"])
+        # A plate without a size of its subsample draws no rows, so less than all were given.
+        elif msg["fn"].subsample_size is None and len(msg["value"]) < msg["fn"].size:
+            self.given_plates.add(msg["name"])
 
 
 def _check_in_graph(msg: Message, support: Constraint) -> None:
@@ -160,6 +178,11 @@ def record_program(
         evaluation = evaluate_loss(call._replace(optimizer=None, attached=False))
     if isinstance(call.loss, TraceMeanField_ELBO) and not hasattr(call.loss, "loss_and_terms"):
         _warn_of_jacobians(handler.delta_log_densities)
+    for name in sorted(handler.drawn_plates & handler.given_plates):
+        warn(
+            f"the guide draws the rows of the plate '{name}' by itself, in place of those that the model gives; if the "
+            "model has the data of these rows, let the guide make the same plate, as by create_plates"
+        )
     changed = changes.tensors()
     for _, previous, latest in buffers.values():
         if latest is not previous and isinstance(latest, Tensor):
@@ -177,6 +200,10 @@ def record_program(
         dtype=dtype_of(call.guide, call.model),
     )
     try:
+        if isinstance(call.loss, TraceGraph_ELBO) and handler.scored_sites:
+            raise Refused(
+                f"TraceGraph_ELBO computes its gradients by scores of {handler.scored_sites}, which have no rsample"
+            )
         if host_noise() != noise_of_host:
             # The first run may do more than later ones, such as find a start by k-means.
             raise Refused(HOST_NOISE, may_try_again=True)

@@ -16,6 +16,7 @@ from pyro.infer import (
     JitTraceEnum_ELBO,
     JitTraceGraph_ELBO,
     JitTraceMeanField_ELBO,
+    TraceGraph_ELBO,
     TraceTailAdaptive_ELBO,
 )
 from pyro.poutine import Trace
@@ -27,6 +28,7 @@ from pyro_radial._pyro.compat import (
     gradient_hooks,
     hooks_later,
     stored_parameters,
+    surrogate_loss,
 )
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
 from pyro_radial.infer.loss.elbo import TermsELBO, entropies
@@ -217,7 +219,7 @@ def _run_program(call: Call, differentiable: bool) -> tuple[LossEvaluation, Trac
 
 def why_not_differentiable(loss: Any) -> str | None:
     """Return why autograd cannot differentiate the result of a loss, so that it has no graph; None if it can."""
-    if not hasattr(loss, "loss_and_grads"):
+    if not hasattr(loss, "loss_and_grads") or type(loss) is TraceGraph_ELBO:
         return None
     name = type(loss).__name__
     if isinstance(loss, JITTED):
@@ -274,7 +276,9 @@ def _loss_and_terms(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms
     if has_terms(loss):
         with torch.set_grad_enabled(call.gradients):
             return loss.loss_and_terms(model, guide, args, kwargs, call.weight, call.step)
-    if differentiable:
+    if differentiable and type(loss) is TraceGraph_ELBO:
+        function = partial(surrogate_loss, loss)
+    elif differentiable:
         function = getattr(loss, "differentiable_loss", loss)
     else:
         function = loss.loss_and_grads if call.gradients else loss.loss

@@ -15,7 +15,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, JitTraceMeanField_ELBO, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, JitTraceMeanField_ELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule
 from torch import nn
@@ -430,3 +430,58 @@ def test_recording_leaves_noise_and_buffers_as_they_were():
         values = {str(step): evaluate().detach() for step in range(2)}
         ends.append({**values, "noise": torch.rand(3), **{n: b.clone() for n, b in model.named_buffers()}})
     torch.testing.assert_close(ends[0], ends[1])
+
+
+def coins(x):
+    heads = pyro.sample("heads", dist.Bernoulli(0.5))
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    pyro.sample("x", dist.Normal(level + heads, 1.0).expand(x.shape).to_event(1), obs=x)
+
+
+def guide_of_coins(x):
+    pyro.sample("heads", dist.Bernoulli(logits=pyro.param("logit", lambda: torch.zeros(()))))
+    pyro.sample("level", dist.Normal(pyro.param("level_loc", lambda: torch.zeros(())), 0.5))
+
+
+@pytest.mark.filterwarnings("ignore:the program runs uncompiled")
+def test_a_loss_that_scores_draws_runs_as_it_is_and_names_them():
+    outcomes = []
+    for take in (eager_svi, recorded_svi):
+        program = prepared(lambda: Program(coins, guide_of_coins, TraceGraph_ELBO(), (X,)))
+        outcomes.append(take_steps(svi := take(program), program))
+    assert_same_steps(*outcomes)
+    assert svi.num_graphs == 0
+    (reason,) = svi.eager_reasons
+    assert reason.endswith("by scores of ['heads'], which have no rsample")
+
+
+def rows_in_a_plate(rows, y, size=None):
+    with pyro.plate("rows", 8, subsample=rows, subsample_size=size):
+        local = pyro.sample("local", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(local, 0.3), obs=y)
+
+
+def same_plate(rows, y, size=None):
+    return pyro.plate("rows", 8, subsample=rows, subsample_size=size)
+
+
+@pytest.mark.parametrize(
+    ("create_plates", "args", "is_named"),
+    [
+        (None, (torch.tensor([6, 1, 2]), X[:3]), True),
+        (same_plate, (torch.tensor([6, 1, 2]), X[:3]), False),
+        # Each draws its rows, and the model gets those of the guide.
+        (None, (None, X[:3], 3), False),
+        (None, (torch.arange(8), torch.ones(8)), False),
+    ],
+)
+def test_a_plate_whose_rows_the_guide_draws_in_place_of_given_ones_is_named_once(create_plates, args, is_named):
+    guide = AutoNormal(rows_in_a_plate, create_plates=create_plates)
+    svi = CompiledSVI(rows_in_a_plate, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO(), compile=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            svi.step(*args)
+    assert [str(warning.message)[:46] for warning in caught] == [
+        "the guide draws the rows of the plate 'rows' b"
+    ] * is_named
