@@ -72,8 +72,9 @@ def _normal_but_for_matrices(name, site):
     return families.Normal() if site["fn"].event_dim < 2 else None
 
 
-def _shared_scale_but_for_matrices(name, site):
-    return families.Normal(shared_scale=True) if site["fn"].event_dim < 2 else None
+def _shared_scale(name, site):
+    family = families.Normal if site["fn"].event_dim < 2 else families.Radial
+    return family(shared_scale=True)
 
 
 def _full_covariance(name, site):
@@ -125,7 +126,7 @@ GUIDES = {
         model, init_scale=0.2, event_dim=1, families=_normal_but_for_matrices, **kwargs
     ),
     "AutoRadialSharedScaleMixed": lambda model, **kwargs: AutoRadial(
-        model, init_scale=0.2, shared_scale=True, families=_shared_scale_but_for_matrices, **kwargs
+        model, init_stddev=0.1, families=_shared_scale, **kwargs
     ),
     "AutoRadialDirectional": lambda model, **kwargs: AutoRadialDirectional(model, init_stddev=0.1, **kwargs),
     "AutoRadialDirectionalOwnConcentrations": lambda model, **kwargs: AutoRadialDirectional(

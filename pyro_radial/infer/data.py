@@ -3,6 +3,7 @@
 
 """Rows of inputs and targets, and their mini-batches."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from pyro_radial._pyro.checks import kind_of, warn
@@ -86,6 +87,22 @@ class Rows:
         check_inputs(_fill_missing(y), f"{self.name}: y", index)
         self._check_targets(y)
         return x, y
+
+    def subset(self, index: Tensor) -> "Rows":
+        """Return some of the rows."""
+        rows = copy.copy(self)
+        if self.dataset is None:
+            rows._inputs, rows._targets = self.take(index)
+        else:
+            rows.dataset = Subset(self.dataset, index.tolist())
+        return rows
+
+    def same_as(self, rows: "Rows") -> bool:
+        """Return whether others are the same rows in the same order, as far as it can be seen without loading them."""
+        if self.dataset is not None or rows.dataset is not None:
+            return self.dataset is rows.dataset
+        own, leaves = tree_leaves(self.tensors), tree_leaves(rows.tensors)
+        return len(own) == len(leaves) and all(map(torch.equal, own, leaves))
 
     def check_targets(self, check: Callable[[Batch], None]) -> None:
         """Check all targets in memory now, or those of a ``Dataset`` as they are taken."""

@@ -13,7 +13,7 @@ from pyro_radial.infer.autoguide.families.family import Families, Family
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.autoguide.per_site import AutoPerSite
+from pyro_radial.infer.autoguide.per_site import ELBO_WIDTHS, AutoPerSite, Widths
 
 
 class AutoRadial(AutoPerSite):
@@ -36,8 +36,7 @@ class AutoRadial(AutoPerSite):
         by default 0.01 at sites of a network and 0.1 at others.
     :param event_dim: how many of a site's last dimensions share one radius, as a number or a mapping by site; 1 means
         one radius for each row of a matrix. The default is the whole event.
-    :param bool shared_scale: one scale for a whole site, as in :class:`~pyro_radial.AutoMeanField`, or one for each
-        element.
+    :param str widths: "elbo" or "predictive", as in :class:`~pyro_radial.AutoMeanField`.
     :param families: other families for some sites: a mapping from site names, or regular expressions searched in them,
         to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the name and the site that returns
         a family or None.
@@ -68,15 +67,16 @@ class AutoRadial(AutoPerSite):
         init_scale: float | None = None,
         init_stddev: float | None = None,
         event_dim: int | Mapping[str, int] | None = None,
-        shared_scale: bool = False,
+        widths: Widths = ELBO_WIDTHS,
         families: Families | None = None,
         create_plates: Callable[..., object] | None = None,
     ) -> None:
-        radial = Radial(init_stddev, init_scale=init_scale, shared_scale=shared_scale)
+        radial = Radial(init_stddev, init_scale=init_scale)
         super().__init__(
             model,
             init_loc_fn=init_loc_fn,
             init_stddev=init_stddev,
+            widths=widths,
             families=families,
             create_plates=create_plates,
         )
@@ -94,7 +94,7 @@ class AutoRadial(AutoPerSite):
         return Radial(
             init_scale=self._radial.init_scale,
             event_dim=event_dim,
-            shared_scale=self._radial.shared_scale,
+            shared_scale=self.has_shared_scales,
         )
 
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
@@ -138,10 +138,11 @@ class AutoMeanField(AutoPerSite):
     (``FitOptions(patience=5)`` and a validation), and a smaller KL weight (``loss=TermsELBO(kl_weight=0.1)``, which is
     then not a bound).
 
-    With ``shared_scale=True`` a site has one standard deviation for its D elements, a parameter of shape ``[1, 1]`` for
-    a weight matrix. The guide is then a ball around the mean network, at the memory of the means. If the posterior is
-    normal with precision :math:`\Lambda`, the best variance is :math:`D / \mathrm{tr}\,\Lambda`. In a plate each row
-    has its own scale.
+    With ``widths="elbo"`` each element has a scale, which follows the gradient of the loss. With
+    ``widths="predictive"`` a site has one scale, of shape ``[1, 1]`` for a weight matrix, so the guide is a ball around
+    the mean network at the memory of the means. :func:`~pyro_radial.fit` finds it by the score of predictions on rows
+    that the means do not see; other loops leave it at its start. In a plate each row has its own scale. The loss is
+    then still a bound on the evidence, but not the best one that the family has.
 
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of
@@ -149,7 +150,7 @@ class AutoMeanField(AutoPerSite):
     :param float init_stddev: the initial standard deviation of every element in unconstrained space; by default 0.01 at
         sites of a network, which carry their initial value, and 0.1 at others.
     :param float init_scale: Pyro's name for the same.
-    :param bool shared_scale: one scale for a whole site, or one for each element.
+    :param str widths: "elbo" or "predictive": what the scales are trained for.
     :param families: other families for some sites, as in :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an init that is not positive and finite, for both inits, and, naming the site, for a
@@ -160,7 +161,7 @@ class AutoMeanField(AutoPerSite):
         >>> import pyro, pyro.distributions as dist
         >>> def model():
         ...     pyro.sample("rate", dist.LogNormal(0., 1.).expand([2]).to_event(1))
-        >>> guide = AutoMeanField(model, shared_scale=True)
+        >>> guide = AutoMeanField(model, widths="predictive")
         >>> guide.setup()
         >>> guide.posterior()["rate"].sample().shape, guide.scales.rate.shape
         (torch.Size([2]), torch.Size([1]))
@@ -173,7 +174,7 @@ class AutoMeanField(AutoPerSite):
         init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
         init_scale: float | None = None,
-        shared_scale: bool = False,
+        widths: Widths = ELBO_WIDTHS,
         families: Families | None = None,
         create_plates: Callable[..., object] | None = None,
     ) -> None:
@@ -185,14 +186,14 @@ class AutoMeanField(AutoPerSite):
             model,
             init_loc_fn=init_loc_fn,
             init_stddev=init_stddev,
+            widths=widths,
             families=families,
             create_plates=create_plates,
         )
-        self._shared_scale = shared_scale
 
     def default_family(self, name: str, site: Node) -> Family:
         """Return a factorized normal."""
-        return Normal(shared_scale=self._shared_scale)
+        return Normal(shared_scale=self.has_shared_scales)
 
 
 class AutoRadialDirectional(AutoPerSite):

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import pyro
 import pyro.distributions as dist
@@ -20,7 +20,13 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_radial._pyro.checks import optional, positive_float, proper_fraction, warn
+from pyro_radial._pyro.checks import (
+    check_choice,
+    optional,
+    positive_float,
+    proper_fraction,
+    warn,
+)
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves, tree_map
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -53,6 +59,10 @@ NETWORK_INIT_STDDEV = 0.01
 # The start of Pyro's AutoNormal.
 INIT_STDDEV = 0.1
 
+#: What scales are trained for: the loss, or the score of predictions.
+Widths = Literal["elbo", "predictive"]
+ELBO_WIDTHS: Widths = "elbo"
+
 
 class MissingMeans(NamedTuple):
     """The sites for which :meth:`AutoPerSite.load_means` found no value."""
@@ -83,6 +93,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     :param init_loc_fn: a per-site init function, as in :mod:`pyro.infer.autoguide.initialization`.
     :param float init_stddev: the initial marginal standard deviation of every element in unconstrained space; by
         default 0.01 at sites of a network, which carry their initial value, and 0.1 at others.
+    :param str widths: "elbo" or "predictive", as in :class:`~pyro_radial.AutoMeanField`.
     :param families: other families for some sites, as in :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an ``init_stddev`` that is not positive and finite; once the model has run, for a discrete
@@ -96,6 +107,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         *,
         init_loc_fn: Callable[..., object] = init_to_network,
         init_stddev: float | None = None,
+        widths: Widths = ELBO_WIDTHS,
         families: Families | None = None,
         create_plates: Callable[..., object] | None = None,
     ) -> None:
@@ -105,6 +117,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         )
         super().__init__(initialize(model), create_plates=create_plates)
         self._init_stddev = optional(positive_float, "init_stddev", init_stddev)
+        check_choice("widths", widths, get_args(Widths))
+        #: Whether a site has one scale, which is not trained by the loss.
+        self.has_shared_scales = widths != ELBO_WIDTHS
         self._user_families = families
         # The plates with rows that are given to the model.
         self._given_rows: set[str] = set()
@@ -193,6 +208,13 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._site[name] = site
         self._parameter_names[name] = tuple(parameters)
         self._initial_states.note_spread(family, site, value, parameters)
+        if self.has_shared_scales and not family.is_point:
+            if not isinstance(family, LocScale) or not family.shared_scale:
+                raise ValueError(
+                    f"families: with widths='predictive', site '{name}' must have a family with one scale, such as "
+                    f"families.Normal(shared_scale=True), got {type(family).__name__}"
+                )
+            self._trained_tensor("scale", name).requires_grad_(False)
 
     def _container(self, parameter: str, site: str) -> PyroModule:
         """Return the module that holds this parameter of all sites."""

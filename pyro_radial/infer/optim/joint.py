@@ -4,6 +4,7 @@
 """Make one torch optimizer for all parameters from a torch or a Pyro optimizer, and take its steps."""
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from pyro.optim.lr_scheduler import PyroLRScheduler
 from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
@@ -77,6 +78,23 @@ class GraphOptimizer(Optimizer, ABC):
     @abstractmethod
     def parameters_to_clip(self) -> list[Tensor]:
         """Return the parameters with gradients to clip."""
+
+
+# The share of the steps in which learning rates rise.
+WARM_UP = 0.05
+
+
+def rise_and_fall(optimizer: Optimizer, steps: int) -> LambdaLR:
+    """Let learning rates rise in 5 % of the steps, then fall to zero along a cosine; step it after each step."""
+    rising = max(1, round(WARM_UP * steps))
+
+    def factor(step: int) -> float:
+        if step < rising:
+            return (step + 1) / rising
+        share = min(1.0, (step - rising) / max(1, steps - rising))
+        return 0.5 * (1.0 + math.cos(math.pi * share))
+
+    return LambdaLR(optimizer, factor)
 
 
 Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]

@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
@@ -33,14 +32,13 @@ from pyro_radial.infer.optim.joint import (
     check_optim,
     make_optimizer,
     optimizer_parameters,
+    rise_and_fall,
     unconstrained_parameters,
 )
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihoods import Likelihood
 from pyro_radial.nn.modules import device_of, evaluating
 
-# The share of the steps in which the learning rate rises.
-WARM_UP = 0.05
 # The learning rates of means by default, in standard deviations, and with ``beta2``, in variances.
 LR, LR_AS_PUBLISHED = 1.0, 0.1
 # The rate of widths falls as WIDTH_STEPS over the number of steps, between these limits. In any run the rates sum to
@@ -165,6 +163,11 @@ class NaturalGradient(GuideOptim):
             site_guide for site_guide in submodules(guide) if isinstance(site_guide, AutoPerSite)
         ]
         for site_guide in site_guides:
+            if site_guide.has_shared_scales:
+                raise ValueError(
+                    "guide must have widths='elbo' for NaturalGradient, which trains them, got 'predictive'; leave "
+                    "optim out, or take an optimizer of torch"
+                )
             global_sites: dict[str, LocScaleSite] = {
                 name: site
                 for name, site in site_guide.loc_scale_sites().items()
@@ -213,8 +216,7 @@ class NaturalGradient(GuideOptim):
         The rates of widths fall from a tenth of the steps on.
         """
         optimizer.param_groups[0]["settling"] = SETTLING_SHARE * steps
-        rising = max(1, round(WARM_UP * steps))
-        return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=rising))
+        return rise_and_fall(optimizer, steps)
 
     def _set_widths(
         self, guide: AutoPerSite, sites: Mapping[str, LocScaleSite], trace: Trace, curvature: float
@@ -637,13 +639,6 @@ def _checked_decay(name: str, value: object) -> float:
     return check_number(
         name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one"
     )
-
-
-def _rise_and_fall(step: int, steps: int, rising: int) -> float:
-    """Return the factor of learning rates in a step: it rises to one in ``rising`` steps, then falls along a cosine."""
-    if step < rising:
-        return (step + 1) / rising
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
 
 
 def _is_local(node: Node) -> bool:

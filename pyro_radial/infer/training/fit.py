@@ -18,20 +18,31 @@ from pyro.infer import ELBO
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from pyro_radial._pyro.checks import optional, positive_count, random_seed, warn
-from pyro_radial._pyro.types import Guide, Model
+from pyro_radial._pyro.types import Model
 from pyro_radial.infer.data import Batches, Rows
 from pyro_radial.infer.diagnose.arrival import Arrival, advise
 from pyro_radial.infer.diagnose.diagnose import not_standardized
 from pyro_radial.infer.diagnose.unseen_weights import give_priors
 from pyro_radial.infer.loss.elbo import TermsELBO
-from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
+from pyro_radial.infer.optim.joint import (
+    DEFAULT_OPTIM,
+    GuideOptim,
+    Optim,
+    check_optim,
+    rise_and_fall,
+)
 from pyro_radial.infer.optim.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions
+from pyro_radial.infer.training.predictive_widths import (
+    PredictiveWidths,
+    has_predictive_widths,
+    hold_out,
+)
 from pyro_radial.infer.training.progress import Progress, Record
 from pyro_radial.infer.training.training_run import CHECKPOINT_FORMAT, TrainingRun, choose_mode
 from pyro_radial.nn.bayesian_module import BayesianModule
@@ -43,6 +54,8 @@ Scheduler = PyroLRScheduler | Callable[[Optimizer], Any] | Literal["cosine"]
 COSINE = "cosine"
 DEFAULT_BATCH_SIZE = 128
 DEFAULT_OPTIONS = FitOptions()
+# Adam's rate for the means of a guide with predictive widths: twice the usual one, because it falls to zero.
+RATE_OF_MEANS = 2e-3
 # After fewer steps a loss may still be on its way down.
 FEWEST_STEPS = 100
 # A loss that ends this many nats per datum above its start, and at more than twice of it, has diverged.
@@ -136,22 +149,37 @@ def fit(
     _check_parts(model, loss, validation, options)
     _check_optim_and_scheduler(optim, scheduler, options)
     file = None if checkpoint is None else Checkpoint(checkpoint, CHECKPOINT_FORMAT)
-    rows, validation_rows = _read(model, guide, data, validation, options.num_data)
-    size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
+    dtype = dtype_of(guide, model)
+    rows = Rows(data, "data", dtype)
+    validation_rows = None if validation is None else Rows(validation, "validation", dtype)
+    device = device_of(guide, model)
+    saved = None if file is None else file.load(device)
     if seed is not None:
         pyro.set_rng_seed(seed)
     shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
-    batches = Batches(rows, size, shuffle_seed, device_of(guide, model))
+    held_out = None
+    if has_predictive_widths(guide):
+        # A resumed run sets the same rows aside.
+        hold_out_seed = saved["shuffle_seed"] if saved else shuffle_seed
+        rows, held_out = hold_out(rows, validation_rows, hold_out_seed)
+    set_num_data(model, options.num_data or len(rows))
+    size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
+    batches = Batches(rows, size, shuffle_seed, device)
     steps = epochs * batches.per_epoch
-    if scheduler == COSINE:
-        scheduler = partial(CosineAnnealingLR, T_max=steps)
-        options = replace(options, scheduler_interval="step")
-    elif scheduler is None and isinstance(optim, GuideOptim):
-        scheduler = partial(optim.scheduler, steps=steps)
+    schedules: dict[Any, Any] = {COSINE: partial(CosineAnnealingLR, T_max=steps)}
+    make_widths = None
+    if held_out is not None:
+        make_widths = partial(PredictiveWidths, rows=held_out, device=device, steps=steps)
+        if optim is DEFAULT_OPTIM:
+            optim = partial(Adam, lr=RATE_OF_MEANS)
+            schedules[None] = partial(rise_and_fall, steps=steps)
+    if isinstance(optim, GuideOptim):
+        schedules[None] = partial(optim.scheduler, steps=steps)
+    if scheduler in schedules:
+        scheduler = schedules[scheduler]
         options = replace(options, scheduler_interval="step")
     if rows.dataset is None:
         _warn(not_standardized(model, *rows.tensors))
-    saved = None if file is None else file.load(batches.device)
     # With other epochs a resumed run goes on as it began.
     mode = saved["graphs"] if saved else choose_mode(options, batches.device, steps)
     run = TrainingRun(
@@ -166,6 +194,7 @@ def fit(
         options=options,
         mode=mode,
         callback=callback,
+        make_widths=make_widths,
     )
     if file is not None:
         run.begin(file, saved, epochs)
@@ -208,17 +237,6 @@ def _check_one_process() -> None:
             f"fit trains in one process, got WORLD_SIZE={size}; Accelerate and Lightning train in several: see "
             '"Several processes" in docs/scale.md. To train in this process alone, unset WORLD_SIZE'
         )
-
-
-def _read(
-    model: Model, guide: Guide, data: object, validation: object, num_data: int | None
-) -> tuple[Rows, Rows | None]:
-    """Return the rows to train and to validate on; tells the likelihood how many there are."""
-    dtype = dtype_of(guide, model)
-    rows = Rows(data, "data", dtype)
-    validation_rows = None if validation is None else Rows(validation, "validation", dtype)
-    set_num_data(model, num_data or len(rows))
-    return rows, validation_rows
 
 
 def _check_parts(model: Model, loss: object, validation: object, options: FitOptions) -> None:

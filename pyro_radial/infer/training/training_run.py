@@ -48,6 +48,7 @@ from pyro_radial.infer.training.checkpoint import (
     stateful_attributes,
 )
 from pyro_radial.infer.training.options import FitOptions
+from pyro_radial.infer.training.predictive_widths import PredictiveWidths
 from pyro_radial.infer.training.preflight import (
     check_num_data,
     make_parameters,
@@ -74,6 +75,7 @@ class TrainingRun:
 
     :param mode: the :class:`Mode` of steps. If it is "compiled", the graph of a batch of the usual size is compiled at
         its first use and others are replayed as recorded, so a resumed run replays what an undisturbed one does.
+    :param make_widths: makes what finds the widths of a guide with predictive ones.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class TrainingRun:
         options: FitOptions,
         mode: str = Mode.AS_IT_IS,
         callback: Callable[[Record], Any] | None = None,
+        make_widths: Callable[[Model, nn.Module], PredictiveWidths] | None = None,
     ) -> None:
         self.model = model
         self.guide = guide
@@ -128,6 +131,7 @@ class TrainingRun:
             #: Everything that an optimizer can change, by name.
             self.parameters = {**self._module_parameters(), **self._loose}
             self.optimizer = self._make_optimizer(optim, first_rows)
+            self._widths = None if make_widths is None else make_widths(model, guide)
         # The learning rate of each group of parameters before any schedule.
         self._learning_rates = [float(group.get("lr", 0)) for group in self.optimizer.param_groups]
         self._graphs = None if mode == Mode.AS_IT_IS else Graphs()
@@ -185,6 +189,8 @@ class TrainingRun:
         self._schedule("step")
         rows = self.batches.num_rows(number)
         progress.add_step(terms, kl_weight, rows, len(self.batches.rows))
+        if self._widths is not None:
+            self._widths.step(self.steps_done)
         return terms
 
     def _step_on(self, batch: tuple[Batch, Batch]) -> tuple[Tensor, float]:
@@ -407,7 +413,7 @@ class TrainingRun:
             "graphs": str(self.mode),
             "shuffle_seed": self.batches.seed,
             "rng": rng_state(self.device),
-            **states({"scheduler": self.scheduler}),
+            **states({"scheduler": self.scheduler, "widths": self._widths}),
             "callback": states(self._callback_owner),
         }
 
@@ -428,6 +434,8 @@ class TrainingRun:
                 f"checkpoint {checkpoint.path} was made with learning rates {state['learning_rates']} and goes on with "
                 f"them, not with {self._learning_rates}; use another checkpoint file to start anew"
             )
+        if self._widths is not None:
+            self._widths.load_state_dict(state["widths"])
         self.progress.load_state_dict(state)
         self.batches.seed = state["shuffle_seed"]
         set_rng_state(state["rng"], self.device)

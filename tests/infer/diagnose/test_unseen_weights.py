@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, NaturalGradient, SupervisedModel, fit
+from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 
 
@@ -49,7 +50,7 @@ def test_a_prior_that_depends_on_another_site_is_left_to_the_optimizer():
 @pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 def test_one_scale_for_rows_with_and_without_data_is_left_to_the_optimizer():
     model = SupervisedModel(BayesianModule(nn.Embedding(9, 1)), likelihoods.Gaussian(scale=0.5))
-    guide = AutoMeanField(model, init_stddev=1e-3, shared_scale=True)
+    guide = AutoMeanField(model, families={"weight": families.Normal(1e-3, shared_scale=True)})
     data = torch.arange(60) % 6, torch.randn(60, 1)
     result = fit(model, guide, data, optim=NaturalGradient(), epochs=30, progress=False)
     assert result.arrivals["weight"].share_too_narrow == 1.0

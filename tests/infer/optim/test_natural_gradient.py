@@ -36,8 +36,8 @@ GUIDES = {
     "normal": AutoMeanField,
     "radial": AutoRadial,
     "a radius for each row": partial(AutoRadial, event_dim=1),
-    "normal, one scale": partial(AutoMeanField, shared_scale=True),
-    "radial, one scale": partial(AutoRadial, shared_scale=True),
+    "normal, one scale": partial(AutoMeanField, families={"": families.Normal(shared_scale=True)}),
+    "radial, one scale": partial(AutoMeanField, families={"": families.Radial(shared_scale=True)}),
 }
 
 
@@ -99,7 +99,7 @@ def test_one_scale_moves_as_equal_scales_with_equal_derivatives(double):
     model, data, *_ = regression()
     scales = []
     for is_shared in (False, True):
-        guide = AutoMeanField(model, shared_scale=is_shared)
+        guide = AutoMeanField(model, families={"w": families.Normal(shared_scale=is_shared)})
         optimizer = NaturalGradient().optimizer(model, guide, *data)
         site = guide.loc_scale_sites()["w"]
         for derivative in (0.3, -0.1, 0.2):

@@ -1,0 +1,159 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Widths of a posterior that are found by the score of its predictions on rows that the means do not see."""
+
+import math
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial._pyro.types import Batch, Model
+from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.data import Rows, move
+from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.likelihoods import Categorical
+from pyro_radial.nn.modules import evaluating
+
+# Measured by benchmarks.guides.predictive_widths. A step of widths comes after so many steps of means, and takes so
+# many draws of the weights for so many rows. Its rate, in log(width), falls to zero along a line.
+INTERVAL, NUM_DRAWS, NUM_ROWS, RATE = 20, 8, 256, 0.05
+# In short runs the steps of widths come more often, because there must be about as many.
+FEWEST_STEPS = 500
+# The first width, in units of the root mean square of the means.
+FIRST_SHARE = 0.2
+# Early gradients count less, because the means that they belong to have gone.
+BETAS = (0.9, 0.99)
+# The share of the rows that are set aside if there is no validation.
+HELD_OUT_SHARE = 0.1
+# With fewer rows their noise decides.
+FEWEST_ROWS = 20
+
+
+def has_predictive_widths(guide: nn.Module) -> bool:
+    """Return whether the scales of a guide, or of a part of it, are to be found by predictions."""
+    return any(
+        isinstance(part, AutoPerSite) and part.has_shared_scales for part in submodules(guide)
+    )
+
+
+def hold_out(rows: Rows, validation: Rows | None, seed: int) -> tuple[Rows, Rows]:
+    """Return the rows for the means and those for the widths: the validation, or a tenth that is set aside.
+
+    :raises ValueError: if there are too few rows, or if the validation holds the rows of the data.
+    """
+    if validation is not None:
+        if validation.same_as(rows):
+            raise ValueError(
+                "validation must hold other rows than data, because it decides how wide the posterior is; leave it out "
+                "to set a tenth of the data aside"
+            )
+        return rows, validation
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")
+    number = round(HELD_OUT_SHARE * len(rows))
+    if number < FEWEST_ROWS:
+        raise ValueError(
+            f"data must have at least {round(FEWEST_ROWS / HELD_OUT_SHARE)} rows for a guide with widths='predictive', "
+            f"which sets a tenth aside, got {len(rows)}; use widths='elbo', or give a validation"
+        )
+    return rows.subset(order[number:]), rows.subset(order[:number])
+
+
+class PredictiveWidths:
+    r"""Move the scales of a guide along the gradient of the score of its predictions on held-out rows.
+
+    With K draws w of the guide, a batch B of these rows has the score
+
+    .. math:: \frac1{|B|} \sum_{n \in B} \log \frac1K \sum_{k=1}^K p(y_n \mid x_n, w_k).
+
+    Scales start at a fifth of the root mean square of a site's means, wherever the guide has them.
+
+    :param rows: the held-out rows; a step draws the batch B from them.
+    :param int steps: the number of steps of the means in the whole training.
+    """
+
+    def __init__(
+        self, model: Model, guide: nn.Module, rows: Rows, device: torch.device, steps: int
+    ) -> None:
+        self._model = model
+        self._guide = guide
+        self._rows = rows
+        self._device = device
+        self._steps = steps
+        # The unconstrained scales by site.
+        self._scales: dict[str, Tensor] = {}
+        for part in submodules(guide):
+            if isinstance(part, AutoPerSite) and part.has_shared_scales:
+                for name, site in part.loc_scale_sites().items():
+                    self._scales[name] = site.scale
+                    size = site.loc.detach().square().mean().sqrt()
+                    # Biases may start at zero.
+                    if size > 0.0:
+                        part.set_stddevs({name: FIRST_SHARE * size})
+        self._optimizer = Adam(self._scales.values(), lr=RATE, betas=BETAS)
+        if isinstance(getattr(model, "likelihood", None), Categorical):
+            x, _ = rows.take(torch.tensor([0], device="cpu"))
+            num_classes = predict(model, guide, x, num_samples=1).samples.shape[-1]
+            if len(rows) < num_classes:
+                raise ValueError(
+                    f"{rows.name} must leave at least as many rows for the widths as there are classes, {num_classes}, "
+                    f"got {len(rows)}"
+                )
+
+    def step(self, number: int) -> None:
+        """Take a step if one is due after so many steps of the means.
+
+        :raises FloatingPointError: naming the site, if the score or a gradient is not finite; no step is taken.
+        """
+        interval = min(INTERVAL, max(1, self._steps // FEWEST_STEPS))
+        if number % interval or number >= self._steps:
+            return
+        index = torch.randint(len(self._rows), (min(NUM_ROWS, len(self._rows)),), device="cpu")
+        x, y = self._rows.take(index)
+        scales = list(self._scales.values())
+        for scale in scales:
+            scale.requires_grad_()
+        with one_at_a_time(), evaluating(self._model, self._guide):
+            loss = -self.score(move(x, self._device), move(y, self._device))
+            gradients = torch.autograd.grad(loss, scales)
+        for name, scale, gradient in zip(self._scales, scales, gradients, strict=True):
+            scale.requires_grad_(False)
+            if not gradient.isfinite().all():
+                raise FloatingPointError(
+                    f"not finite in step {number}: the score of predictions on held-out rows, for the scale of "
+                    f"site '{name}'; try a smaller learning rate"
+                )
+            scale.grad = gradient
+        self._optimizer.param_groups[0]["lr"] = RATE * (1.0 - number / self._steps)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def score(self, x: Batch, y: Batch) -> Tensor:
+        """Return the mean over rows of the log predictive density, 0-d."""
+        of_draws: list[Tensor] = []
+        for _ in range(NUM_DRAWS):
+            drawn = poutine.trace(self._guide).get_trace(x, y)
+            trace = poutine.trace(poutine.replay(self._model, trace=drawn)).get_trace(x, y)
+            log_prob = torch.zeros((), device=self._device)
+            nodes: dict[str, Any] = trace.nodes
+            for site in nodes.values():
+                is_observed = site["type"] == "sample" and site["is_observed"]
+                if is_observed and not site_is_subsample(site):
+                    log_prob = log_prob + site["fn"].log_prob(site["value"])
+            of_draws.append(log_prob)
+        return torch.stack(of_draws).logsumexp(0).mean() - math.log(NUM_DRAWS)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs besides the guide's parameters."""
+        return {"steps": self._steps, "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned."""
+        self._steps = state["steps"]
+        self._optimizer.load_state_dict(state["optimizer"])
