@@ -24,8 +24,8 @@ from pyro_radial.nn.modules import evaluating
 # Measured by benchmarks.guides.predictive_widths. A step of widths comes after so many steps of means, and takes so
 # many draws of the weights for so many rows. Its rate, in log(width), falls to zero along a line.
 INTERVAL, NUM_DRAWS, NUM_ROWS, RATE = 20, 8, 256, 0.05
-# In short runs the steps of widths come more often, because there must be about as many.
-FEWEST_STEPS = 500
+# In short runs the steps of widths come more often, so that there are about so many of them, but not as often as this.
+USUAL_STEPS, LEAST_INTERVAL = 500, 5
 # The first width, in units of the root mean square of the means.
 FIRST_SHARE = 0.2
 # Early gradients count less, because the means that they belong to have gone.
@@ -111,7 +111,7 @@ class PredictiveWidths:
 
         :raises FloatingPointError: naming the site, if the score or a gradient is not finite; no step is taken.
         """
-        interval = min(INTERVAL, max(1, self._steps // FEWEST_STEPS))
+        interval = min(INTERVAL, max(LEAST_INTERVAL, self._steps // USUAL_STEPS))
         if number % interval or number >= self._steps:
             return
         index = torch.randint(len(self._rows), (min(NUM_ROWS, len(self._rows)),), device="cpu")
