@@ -75,7 +75,7 @@ def run(
 
 def one(method: str, rows: int, seed: int, size: Size, data_dir: Path | None) -> Row:
     """Train one network on rows that the seed chooses, and score its predictions."""
-    (x, y), (test_x, test_y) = flat_images("fashion-mnist", data_dir)
+    (x, y), (test_x, test_y) = flat_images("fashion_mnist", data_dir)
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:rows]
     data = x[chosen], y[chosen]
     torch.manual_seed(seed)
