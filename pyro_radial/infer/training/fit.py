@@ -18,7 +18,7 @@ from pyro.infer import ELBO
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import nn
-from torch.optim import Adam, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from pyro_radial._pyro.checks import optional, positive_count, random_seed, warn
@@ -46,7 +46,7 @@ from pyro_radial.infer.training.predictive_widths import (
 from pyro_radial.infer.training.progress import Progress, Record
 from pyro_radial.infer.training.training_run import CHECKPOINT_FORMAT, TrainingRun, choose_mode
 from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.likelihoods import set_num_data
+from pyro_radial.nn.likelihoods import Bernoulli, Categorical, set_num_data
 from pyro_radial.nn.modules import device_of, dtype_of
 
 Scheduler = PyroLRScheduler | Callable[[Optimizer], Any] | Literal["cosine"]
@@ -54,8 +54,9 @@ Scheduler = PyroLRScheduler | Callable[[Optimizer], Any] | Literal["cosine"]
 COSINE = "cosine"
 DEFAULT_BATCH_SIZE = 128
 DEFAULT_OPTIONS = FitOptions()
-# Adam's rate for the means of a guide with predictive widths: twice the usual one, because it falls to zero.
-RATE_OF_MEANS = 2e-3
+# The learning rates of the means of a guide with predictive widths. That of SGD is for the mean loss of a datum: the
+# curvature of the loss of classes is bounded, so one rate suits most networks.
+SGD_RATE, MOMENTUM, ADAM_RATE = 0.1, 0.9, 2e-3
 # After fewer steps a loss may still be on its way down.
 FEWEST_STEPS = 100
 # A loss that ends this many nats per datum above its start, and at more than twice of it, has diverged.
@@ -113,8 +114,8 @@ def fit(
     :param int epochs: the passes over the data.
     :param int batch_size: the rows of one optimizer step; a ``DataLoader``'s own by default, else 128.
     :param optim: a function from parameters to a torch optimizer; a Pyro optimizer, whose settings may be a function of
-        a parameter's name, as with ``SVI``; or :class:`~pyro_radial.infer.NaturalGradient`. By default Adam at 1e-3,
-        with predictive widths at 2e-3, rising and falling.
+        a parameter's name, as with ``SVI``; or :class:`~pyro_radial.infer.NaturalGradient`. By default Adam at 1e-3;
+        with predictive widths SGD with momentum for classes, and else Adam at 2e-3, at rates that rise and fall.
     :param scheduler: a function from the optimizer to a torch scheduler; a Pyro scheduler, which replaces ``optim``; or
         "cosine" for learning rates that fall to zero over all steps along a cosine.
     :param loss: a :class:`~pyro_radial.TermsELBO` (the default) or :class:`~pyro_radial.FunctionalELBO`.
@@ -174,7 +175,9 @@ def fit(
     if held_out is not None:
         make_widths = partial(PredictiveWidths, rows=held_out, device=device, steps=steps)
         if optim is DEFAULT_OPTIM:
-            optim = partial(Adam, lr=RATE_OF_MEANS)
+            optim = partial(Adam, lr=ADAM_RATE)
+            if isinstance(getattr(model, "likelihood", None), Categorical | Bernoulli):
+                optim = partial(SGD, lr=SGD_RATE / len(rows), momentum=MOMENTUM)
             schedules[None] = partial(rise_and_fall, steps=steps)
     if isinstance(optim, GuideOptim):
         schedules[None] = partial(optim.scheduler, steps=steps)
