@@ -10,11 +10,13 @@ import pyro.poutine as poutine
 import torch
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
+from torch.distributions import transform_to
 from torch.optim import Adam
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.autoguide.per_site import LocScaleSite
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.nn.bayesian_module import submodules
@@ -26,8 +28,8 @@ from pyro_radial.nn.modules import evaluating
 INTERVAL, NUM_DRAWS, NUM_ROWS, RATE = 20, 8, 256, 0.05
 # In short runs the steps of widths come more often, so that there are about so many of them, but not as often as this.
 USUAL_STEPS, LEAST_INTERVAL = 500, 5
-# The first width, in units of the root mean square of the means.
-FIRST_SHARE = 0.2
+# The first share, and the least size of means that it is taken of, because biases may start at zero.
+FIRST_SHARE, LEAST_SIZE = 0.2, 0.01
 # Early gradients count less, because the means that they belong to have gone.
 BETAS = (0.9, 0.99)
 # The share of the rows that are set aside if there is no validation.
@@ -72,7 +74,8 @@ class PredictiveWidths:
 
     .. math:: \frac1{|B|} \sum_{n \in B} \log \frac1K \sum_{k=1}^K p(y_n \mid x_n, w_k).
 
-    Scales start at a fifth of the root mean square of a site's means, wherever the guide has them.
+    The standard deviation of a site is a share of the root mean square of its means. Shares are trained, and start at a
+    fifth wherever the guide has its scales.
 
     :param rows: the held-out rows; a step draws the batch B from them.
     :param int steps: the number of steps of the means in the whole training.
@@ -86,17 +89,17 @@ class PredictiveWidths:
         self._rows = rows
         self._device = device
         self._steps = steps
-        # The unconstrained scales by site.
-        self._scales: dict[str, Tensor] = {}
+        # The guide of each site, with the name and the parameters of the site.
+        self._sites: list[tuple[AutoPerSite, str, LocScaleSite]] = []
         for part in submodules(guide):
             if isinstance(part, AutoPerSite) and part.has_shared_scales:
                 for name, site in part.loc_scale_sites().items():
-                    self._scales[name] = site.scale
-                    size = site.loc.detach().square().mean().sqrt()
-                    # Biases may start at zero.
-                    if size > 0.0:
-                        part.set_stddevs({name: FIRST_SHARE * size})
-        self._optimizer = Adam(self._scales.values(), lr=RATE, betas=BETAS)
+                    self._sites.append((part, name, site))
+        self._log_shares = [
+            torch.full_like(site.scale, math.log(FIRST_SHARE)) for _, _, site in self._sites
+        ]
+        self._optimizer = Adam(self._log_shares, lr=RATE, betas=BETAS)
+        self._set_scales()
         if isinstance(getattr(model, "likelihood", None), Categorical):
             x, _ = rows.take(torch.tensor([0], device="cpu"))
             num_classes = predict(model, guide, x, num_samples=1).samples.shape[-1]
@@ -109,30 +112,39 @@ class PredictiveWidths:
     def step(self, number: int) -> None:
         """Take a step if one is due after so many steps of the means.
 
-        :raises FloatingPointError: naming the site, if the score or a gradient is not finite; no step is taken.
+        :raises FloatingPointError: naming the site, if a gradient of the score is not finite; no step is taken.
         """
         interval = min(INTERVAL, max(LEAST_INTERVAL, self._steps // USUAL_STEPS))
         if number % interval or number >= self._steps:
             return
         index = torch.randint(len(self._rows), (min(NUM_ROWS, len(self._rows)),), device="cpu")
         x, y = self._rows.take(index)
-        scales = list(self._scales.values())
-        for scale in scales:
-            scale.requires_grad_()
+        scales = [site.scale.requires_grad_() for _, _, site in self._sites]
         with one_at_a_time(), evaluating(self._model, self._guide):
             loss = -self.score(move(x, self._device), move(y, self._device))
             gradients = torch.autograd.grad(loss, scales)
-        for name, scale, gradient in zip(self._scales, scales, gradients, strict=True):
-            scale.requires_grad_(False)
-            if not gradient.isfinite().all():
+        for position, (_, name, site) in enumerate(self._sites):
+            site.scale.requires_grad_(False)
+            if not gradients[position].isfinite().all():
                 raise FloatingPointError(
                     f"not finite in step {number}: the score of predictions on held-out rows, for the scale of "
                     f"site '{name}'; try a smaller learning rate"
                 )
-            scale.grad = gradient
+            to_scale = transform_to(site.family.scale_constraint)
+            scale = to_scale(site.scale)
+            by_log_scale = scale / to_scale.log_abs_det_jacobian(site.scale, scale).exp()
+            self._log_shares[position].grad = gradients[position] * by_log_scale
         self._optimizer.param_groups[0]["lr"] = RATE * (1.0 - number / self._steps)
         self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._set_scales()
+
+    def _set_scales(self) -> None:
+        """Set the scales to their shares of the present means."""
+        for (guide, name, site), log_share in zip(self._sites, self._log_shares, strict=True):
+            squares = site.loc.detach().square()
+            shared = [dim for dim, size in enumerate(log_share.shape) if size == 1]
+            size = squares.mean(shared, keepdim=True).sqrt() if shared else squares.sqrt()
+            guide.set_stddevs({name: log_share.exp() * size.clamp_min(LEAST_SIZE)})
 
     def score(self, x: Batch, y: Batch) -> Tensor:
         """Return the mean over rows of the log predictive density, 0-d."""
@@ -151,9 +163,15 @@ class PredictiveWidths:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs besides the guide's parameters."""
-        return {"steps": self._steps, "optimizer": self._optimizer.state_dict()}
+        return {
+            "steps": self._steps,
+            "optimizer": self._optimizer.state_dict(),
+            "log_shares": [log_share.clone() for log_share in self._log_shares],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned."""
         self._steps = state["steps"]
         self._optimizer.load_state_dict(state["optimizer"])
+        for log_share, saved in zip(self._log_shares, state["log_shares"], strict=True):
+            log_share.copy_(saved)

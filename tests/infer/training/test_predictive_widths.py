@@ -48,19 +48,17 @@ def stddevs(guide):
     return {name: float(q.variance.flatten()[0].sqrt()) for name, q in guide.posterior().items()}
 
 
-@pytest.mark.parametrize("unit", [0.1, 1.0])
-def test_a_width_makes_up_for_what_the_noise_of_the_model_lacks(unit):
-    """Of a target with variance one, y ~ N(b, 1/4) with b ~ N(0, s^2) predicts best at s^2 = 3/4.
+def test_a_width_makes_up_for_what_the_noise_of_the_model_lacks():
+    """Of a target with variance one, y ~ N(b, 1/4) with b ~ N(m, s^2) predicts best at s^2 = 3/4.
 
     With the mean over 8 draws in place of the expectation, the best s is 0.9 to within 0.05, by 400 times 8 draws.
     """
-    noise, best = 0.5 * unit, 0.9 * unit
-    y = unit * torch.randn(4000, 1, generator=torch.Generator().manual_seed(1))
+    y = 1.0 + torch.randn(4000, 1, generator=torch.Generator().manual_seed(1))
     net = nn.Linear(1, 1)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=noise))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=0.5))
     guide = AutoMeanField(model, widths="predictive")
     train(model, guide, (torch.zeros(4000, 1), y), epochs=60)
-    assert stddevs(guide)["bias"] == pytest.approx(best, rel=0.12)
+    assert stddevs(guide)["bias"] == pytest.approx(0.9, rel=0.12)
 
 
 @each_guide
@@ -178,4 +176,4 @@ def test_a_score_that_is_not_finite_stops_with_the_site():
     with pytest.raises(
         FloatingPointError, match="score of predictions on held-out rows, for the scale of site 'weight'"
     ):
-        train(model, guide, (X[100:], X[100:, :1]), validation=held_out, epochs=30)
+        train(model, guide, (X[100:], X[100:, :1]), validation=held_out, batch_size=30)
