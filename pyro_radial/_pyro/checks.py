@@ -7,7 +7,8 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -131,6 +132,15 @@ def random_seed(argument: str, value: object, bits: int = 32) -> int:
     if number >= 2**bits:
         raise ValueError(f"{argument} must be less than 2**{bits}, got {value!r}")
     return number
+
+
+@contextmanager
+def prefix_errors(prefix: str) -> Iterator[None]:
+    """Put a prefix, such as the name of a task, before the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{prefix}: {error}") from error
 
 
 def has_state(holder: object) -> bool:

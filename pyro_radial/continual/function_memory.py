@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import positive_count, prefix_errors
 from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.continual.coresets import Coreset, choose_inputs
 from pyro_radial.continual.prior_chain import PriorChain
@@ -165,15 +165,11 @@ def remember_functions(
         inputs_by_head = {int(stored.head): x for stored in chain.coresets.tasks}
     device = device_of(chain)
     memories: list[FunctionMemory] = []
-    try:
+    with prefix_errors(f"coreset must have functions to keep before task {task.name!r}"):
         for head, x in inputs_by_head.items():
             # The rows of 1, 2, 4, ... tasks, so that a graph serves several tasks.
             capacity = coreset.size << ((len(x) - 1) // coreset.size).bit_length()
             memories.append(FunctionMemory.of(chain, x.to(device), head, capacity=capacity))
-    except ValueError as error:
-        raise ValueError(
-            f"coreset must have functions to keep before task {task.name!r}, but {error}"
-        ) from error
     return FunctionChainELBO(
         memories,
         loss.num_particles,

@@ -15,7 +15,14 @@ import pyro
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import check_choice, load_states, positive_count, random_seed, states
+from pyro_radial._pyro.checks import (
+    check_choice,
+    load_states,
+    positive_count,
+    prefix_errors,
+    random_seed,
+    states,
+)
 from pyro_radial.continual.coresets import Coreset, store_coreset
 from pyro_radial.continual.function_memory import remember_functions
 from pyro_radial.continual.measures import AccuracyMatrix
@@ -249,10 +256,8 @@ class _StreamTraining:
         for role in dict.fromkeys(("train", self.measure_on)):
             x, y = getattr(task, role)
             f = self._predict(self.chain, _guide_without_sites, task, x[:1], 1).samples[0]
-            try:
+            with prefix_errors(f"task {task.name!r}: {role}"):
                 self.chain.likelihood.read_target(f.expand(len(y), *f.shape[1:]), y.to(f.device))
-            except ValueError as error:
-                raise ValueError(f"task {task.name!r}: {role}: {error}") from error
         # Heads may differ in their numbers of outputs.
         if self.stream.num_heads == 1 and self.stream.num_outputs > f.shape[-1]:
             raise ValueError(
@@ -270,10 +275,8 @@ class _StreamTraining:
     ) -> Any:
         """Train a guide on rows of a task, with random numbers of this stage, and with other heads besides."""
         self._use_head(task, other_heads)
-        try:
+        with prefix_errors(f"task {task.name!r}"):
             self.chain.likelihood.train_on(num_rows(rows[0]))
-        except ValueError as error:
-            raise ValueError(f"task {task.name!r}: {error}") from error
         seed = self._set_seed(*stage)
         guide = self.guide(self.chain)
         fit(self.chain, guide, rows, seed=seed, progress=False, **options)
@@ -282,12 +285,8 @@ class _StreamTraining:
     def _use_head(self, task: Task, other_heads: Sequence[int] = ()) -> None:
         """Let the network use the head of a task; a ValueError names the task if there is no such head."""
         if task.head or any(isinstance(module, MultiHead) for module in submodules(self.chain)):
-            try:
+            with prefix_errors(f"task {task.name!r} uses head {task.head}"):
                 use_head(self.chain, task.head, other_heads=other_heads)
-            except ValueError as error:
-                raise ValueError(
-                    f"task {task.name!r} uses head {task.head}, but {error}"
-                ) from error
 
     def _set_seed(self, number: int, stage: int, substage: int) -> int:
         """Seed the random numbers of one stage of one task, independent of what was done before."""
@@ -301,14 +300,13 @@ class _StreamTraining:
 
     def accuracies(self, learned: int, numbers: Sequence[int]) -> list[float]:
         """Measure the accuracies on tasks after learning the task of number ``learned``."""
-        if self.coreset is None or self.coreset.use == "functions":
-            return [self._accuracy(_guide_without_sites, learned, number) for number in numbers]
-        if self.stream.num_heads == 1:
+        has_labels = self.coreset is not None and self.coreset.use == "labels"
+        if has_labels and self.stream.num_heads == 1:
             with self._refine(slice(learned + 1), learned, learned) as guide:
                 return [self._accuracy(guide, learned, number) for number in numbers]
         result = []
         for number in numbers:
-            if number > learned:  # Nothing of this task is kept yet.
+            if not has_labels or number > learned:  # Nothing to refine with is kept of this task.
                 result.append(self._accuracy(_guide_without_sites, learned, number))
                 continue
             with self._refine(slice(number, number + 1), learned, number) as guide:
@@ -362,10 +360,8 @@ class _StreamTraining:
     ) -> Prediction:
         """Predict inputs of a task with its head."""
         self._use_head(task)
-        try:
+        with prefix_errors(f"task {task.name!r} cannot be predicted"):
             return predict(model, guide, x, num_samples)
-        except ValueError as error:
-            raise ValueError(f"task {task.name!r} cannot be predicted: {error}") from error
 
     def _measured(self, task: Task) -> Pair:
         """Return the rows of a task to measure on."""

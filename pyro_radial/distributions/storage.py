@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.utils import lazy_property
 
+from pyro_radial._pyro.checks import prefix_errors
 from pyro_radial.distributions.wrappers import drop_repeats
 
 DISTRIBUTIONS = (Distribution, TorchDistributionMixin)
@@ -129,10 +130,8 @@ class StoredDistributions(nn.Module):
 
     def __getitem__(self, name: str) -> Distribution:
         stored: Any = self._modules[_site_key(name)]
-        try:
+        with prefix_errors(f"the stored distribution of site '{name}'"):
             return stored.distribution
-        except ValueError as error:
-            raise ValueError(f"the stored distribution of site '{name}': {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         return map(_site_name, self._modules)

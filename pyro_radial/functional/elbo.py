@@ -12,7 +12,7 @@ from pyro.infer.util import validation_enabled
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_choice, positive_count
+from pyro_radial._pyro.checks import check_choice, positive_count, prefix_errors
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.functional.divergences.estimate import (
@@ -126,8 +126,7 @@ class FunctionalELBO(TermsELBO):
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the divergence of the functions with the KLs of the other sites, and the KLs of the weights."""
         x = _inputs(run.args)
-        values = self._values(run.model_trace, len(x))
-        functions: Tensor | GuideProcess = values
+        functions: Tensor | GuideProcess = self._values(run.model_trace, len(x))
         divergence = self.divergence or self._default_divergence
         if divergence is None:
             # The guide has known moments, or is known by draws.
@@ -207,13 +206,11 @@ class FunctionalELBO(TermsELBO):
         """
         if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
-        try:
+        with prefix_errors(
+            f"the divergence refuses site '{self.function_site}', with values at {len(points)} points of "
+            f"num_functions = {self.num_particles} functions"
+        ):
             return divergence(functions, points, self.prior)
-        except ValueError as error:
-            raise ValueError(
-                f"the divergence refuses site '{self.function_site}', with values at {len(points)} points of "
-                f"num_functions = {self.num_particles} functions: {error}"
-            ) from error
 
     def _find_sites_with_kl(
         self, run: Run, x: Tensor, functions: Tensor | GuideProcess

@@ -3,13 +3,13 @@
 
 """A likelihood for each named output of a network, and targets that are missing."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import prefix_errors
 from pyro_radial._pyro.types import Message
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood, check_any_observed
 
@@ -47,7 +47,7 @@ class NamedLikelihoods(nn.Module):
         targets = {} if y is None else self.read_target(f, y)
         result = {}
         for name, likelihood in self.by_name.items():
-            with _in_errors(name), _Prefixed(name):
+            with prefix_errors(f"output {name!r}"), _Prefixed(name):
                 result[name] = likelihood(f[name], *targets.get(name, ()))
         return result
 
@@ -60,7 +60,7 @@ class NamedLikelihoods(nn.Module):
             )
         result = {}
         for name, likelihood in self.by_name.items():
-            with _in_errors(name):
+            with prefix_errors(f"output {name!r}"):
                 result[name] = likelihood.function_values(f[name])
         return result
 
@@ -77,7 +77,7 @@ class NamedLikelihoods(nn.Module):
         check_any_observed(observed.values())
         targets = {}
         for name, likelihood in self.by_name.items():
-            with _in_errors(name):
+            with prefix_errors(f"output {name!r}"):
                 targets[name] = likelihood.read_target(f[name], y[name], observed[name])
         return targets
 
@@ -117,12 +117,3 @@ class _Prefixed(Messenger):
 
     def _pyro_sample(self, msg: Message) -> None:
         msg["name"] = f"{self._name}.{msg['name']}"
-
-
-@contextmanager
-def _in_errors(name: str) -> Iterator[None]:
-    """Put the name of the output before the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"output {name!r}: {error}") from error

@@ -413,7 +413,7 @@ OTHER_DATA = {
     ),
     "a head": (
         lambda: last(Task("new", (X, Y), (X, Y), head=1), num_heads=2),
-        "task 'new' uses head 1, but model must hold a MultiHead",
+        "task 'new' uses head 1: model must hold a MultiHead",
     ),
 }
 
