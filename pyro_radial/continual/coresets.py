@@ -10,9 +10,16 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_choice, positive_count, positive_float, random_seed
+from pyro_radial._pyro.checks import check_choice, positive_count, positive_float
 from pyro_radial.continual.streams import Pair, Task
-from pyro_radial.infer.data import check_inputs, num_rows, take
+from pyro_radial.infer.data import num_rows, take
+
+#: What a coreset keeps of a task, in words, by its use and its inputs.
+KINDS = {
+    ("labels", "kept"): "rows with labels",
+    ("functions", "kept"): "inputs",
+    ("functions", "current"): "the head alone",
+}
 
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
@@ -22,12 +29,8 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     :param size: number of rows to draw, from 1 to N - 1.
     :param seed: seed of the draw.
     :returns: the indices of the rows in ascending order, int64, on the CPU.
-    :raises ValueError: naming the argument that does not fit.
     """
-    check_inputs(x, "x")
-    generator = torch.Generator().manual_seed(random_seed("seed", seed, bits=64))
-    if positive_count("size", size) >= len(x):
-        raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
+    generator = torch.Generator().manual_seed(seed)
     return torch.randperm(len(x), generator=generator, device="cpu")[:size].sort().values
 
 
@@ -172,11 +175,7 @@ class StoredCoresets(nn.ModuleList):
 
     def check(self, coreset: Coreset | None, learned: Sequence[str]) -> None:
         """Raise a ValueError that names a task of which something else is kept than a coreset keeps."""
-        kind = "nothing"
-        if coreset is not None and coreset.use == "labels":
-            kind = "rows with labels"
-        elif coreset is not None:
-            kind = "inputs" if coreset.inputs == "kept" else "the head alone"
+        kind = "nothing" if coreset is None else KINDS[coreset.use, coreset.inputs]
         for number, name in enumerate(learned):
             stored_kind = self.tasks[number].kind if number < len(self) else "nothing"
             if stored_kind != kind:

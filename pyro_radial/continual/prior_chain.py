@@ -31,7 +31,7 @@ from pyro_radial._pyro.types import Node
 from pyro_radial.continual.coresets import StoredCoresets
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import match_moments, moments
-from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
+from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions, describe
 from pyro_radial.distributions.wrappers import (
     TRANSFORMED,
     Transformed,
@@ -274,7 +274,7 @@ class PriorChain(UnderPriors):
             chained = None if self.weight == 1.0 else self.prior.get(name)
             if chained is not None:
                 prior = map_leaf(partial(_multiply_gain, chained, self.weight), prior)
-            stored = StoredDistribution.of(prior)
+            stored = StoredDistribution(*describe(prior))
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"site '{name}': {error}") from error
         if site is not None:
@@ -336,14 +336,13 @@ def _init_to_distributions(distributions: Mapping[str, Distribution], site: Node
     return value.expand(site["fn"].shape()).clone()
 
 
-def _guides_in(guide: object) -> list[Any]:
-    """Return the guides in a list of guides, or the guide itself."""
-    if not isinstance(guide, AutoGuideList):
-        return [guide]
-    guides = []
-    for subguide in guide:
-        guides += _guides_in(subguide)
-    return guides
+def _guides_in(guide: object) -> Iterator[Any]:
+    """Yield the guides in a list of guides, or the guide itself."""
+    if isinstance(guide, AutoGuideList):
+        for subguide in guide:
+            yield from _guides_in(subguide)
+    else:
+        yield guide
 
 
 def _library_guides(guide: object) -> list[Any]:
@@ -364,8 +363,9 @@ def posterior_of(guide: object) -> dict[str, Distribution]:
             for name, site, normal in _normals(subguide):
                 support = site["fn"].support
                 if not is_real(support):
-                    transform = biject_to(support).with_cache()
-                    normal = Transformed(normal, [transform], validate_args=False)
+                    normal = Transformed(
+                        normal, [biject_to(support).with_cache()], validate_args=False
+                    )
                 posterior[name] = normal
         else:
             raise ValueError(
@@ -382,9 +382,7 @@ def _scale_change(guide: object) -> Mapping[str, float]:
     if hasattr(guide, "scale_change"):
         return guide.scale_change()
     change: dict[str, float] = {}
-    if not _is_normal(guide):
-        return change
-    for name, _, normal in _normals(guide):
+    for name, _, normal in _normals(guide) if _is_normal(guide) else ():
         stddev = moments(normal).stddev
         if stddev is not None:
             ratio = stddev.double() / initial_scale(guide)

@@ -74,7 +74,7 @@ def rebuild(structure: PlainData, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class StoredDistribution(nn.Module):
-    """One distribution: its tensors are buffers, its structure is the module's extra state."""
+    """One distribution, as :func:`describe` takes it apart: its tensors are buffers, its structure is extra state."""
 
     def __init__(self, structure: object, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -82,11 +82,6 @@ class StoredDistribution(nn.Module):
             self.register_buffer(name, tensor)
         self._structure = structure
         self._distribution: Any = None
-
-    @classmethod
-    def of(cls, distribution: object) -> "StoredDistribution":
-        """Copy a distribution; a ValueError if it cannot be stored."""
-        return cls(*describe(distribution))
 
     @property
     def distribution(self) -> Any:

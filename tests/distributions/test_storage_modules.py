@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
+from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions, describe
 from tests.helpers.files import through_a_file
 
 EXP = dist.transforms.ExpTransform
@@ -26,7 +26,7 @@ NAMES += ["a.b.c", "a%2Fb.c/d", "_empty_on_device"]
 
 def stored(distributions):
     module = StoredDistributions()
-    module.update({name: StoredDistribution.of(distribution) for name, distribution in distributions.items()})
+    module.update({name: StoredDistribution(*describe(distribution)) for name, distribution in distributions.items()})
     return module
 
 
