@@ -132,13 +132,12 @@ def prune(
             "model must hold a network with channels that can be removed, got none that has scores in "
             f"{type(whole).__name__}"
         )
-    cuts = nested_cuts(groups, num_cuts, per_layer=False)
-    cuts += nested_cuts(groups, num_cuts, per_layer=True)
-    for removed in cuts:
-        smaller = remove_channels(whole, example, removed)
-        path.append(
-            PrunedSize(removed, error_of(smaller), *count_weights_and_flops(smaller, example))
-        )
+    for per_layer in (False, True):
+        for removed in nested_cuts(groups, num_cuts, per_layer=per_layer):
+            smaller = remove_channels(whole, example, removed)
+            path.append(
+                PrunedSize(removed, error_of(smaller), *count_weights_and_flops(smaller, example))
+            )
     allowed = path[0].error + tolerance + 1e-9
     best = min(
         (record for record in path if record.error <= allowed),
@@ -289,9 +288,9 @@ def count_weights_and_flops(network: nn.Module, example: Tensor) -> tuple[int, i
     """
     weights = sum(tensor.numel() for tensor in network.parameters() if tensor.ndim >= 2)
     counts: list[int] = []
-
-    modules = network.named_modules()
-    layers: dict[str, Any] = {name: m for name, m in modules if isinstance(m, COUNTED_LAYERS)}
+    layers: dict[str, Any] = {
+        name: m for name, m in network.named_modules() if isinstance(m, COUNTED_LAYERS)
+    }
 
     def count(name: str, inputs: Tensor, output: Tensor) -> None:
         counts.append((layers[name].weight[0].numel() + 1) * output.numel())
@@ -315,8 +314,7 @@ def _percent_wrong(network: nn.Module, rows: Rows, likelihood: Likelihood) -> fl
         for index in batches:
             x, y = (move(tensor, device) for tensor in rows.take(index))
             logits = for_likelihood(network(x), likelihood)
-            target = likelihood.check_target(logits, y)
-            num_wrong += int((logits.argmax(-1) != target).sum())
+            num_wrong += int((logits.argmax(-1) != likelihood.check_target(logits, y)).sum())
     except (RuntimeError, ValueError, IndexError) as error:
         raise ValueError(f"data: {error}") from error
     return 100.0 * num_wrong / len(rows)

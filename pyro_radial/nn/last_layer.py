@@ -22,8 +22,9 @@ def hooked(
     """
     with ExitStack() as hooks:
         for layer_name, layer in layers.items():
-            called = partial(_call_hook, hook, layer_name)
-            hooks.enter_context(layer.register_forward_hook(called, with_kwargs=True))
+            hooks.enter_context(
+                layer.register_forward_hook(partial(_call_hook, hook, layer_name), with_kwargs=True)
+            )
         yield
 
 
@@ -45,8 +46,9 @@ def find_output_layer(network: nn.Module, run: Callable[[], object]) -> tuple[st
     :returns: the name of the layer, None for a network that ends with something else; and whether the network calls the
         layer once, with a vector for each row.
     """
-    modules = network.named_modules()
-    layers = {layer_name: layer for layer_name, layer in modules if isinstance(layer, nn.Linear)}
+    layers = {
+        name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)
+    }
     calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
     outputs: list[Any] = []
 
