@@ -40,6 +40,17 @@ def event_sum(tensor: Tensor, event_dim: int) -> Tensor:
     )
 
 
+def event_norm(tensor: Tensor, event_dim: int) -> Tensor:
+    """Return the norm over the last dimensions in the accumulation dtype; float32 is off by 1e-3 for D = 1e7."""
+    dims = tuple(range(-event_dim, 0))
+    return torch.linalg.vector_norm(tensor, dim=dims, dtype=accumulation_dtype(tensor))
+
+
+def append_dims(tensor: Tensor, num_dims: int) -> Tensor:
+    """Return the tensor with so many last dimensions of size one added."""
+    return tensor.reshape(tensor.shape + (1,) * num_dims)
+
+
 def row_sum(tensor: Tensor) -> Tensor:
     """Sum over the last dimension, with a result in the accumulation dtype."""
     sums = accumulation_dtype(tensor)

@@ -21,9 +21,10 @@ from pyro_radial._pyro.checks import (
 from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.numerics import (
     MEAN_LOG_HALF_NORMAL,
-    accumulation_dtype,
+    append_dims,
     begin_expand,
     check_float,
+    event_norm,
     event_sum,
     log_sphere_area,
     to_accumulation_dtype,
@@ -149,9 +150,9 @@ class RadialNormal(TorchDistribution):
         shape = self._extended_shape(check_shape("sample_shape", sample_shape))
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         if self.num_elements > 1:
-            norm = _event_norm(noise, self.event_dim)
+            norm = event_norm(noise, self.event_dim)
             radius = torch.randn(norm.shape, dtype=norm.dtype, device=norm.device).abs_()
-            noise.mul_(_unsqueeze(radius / norm, self.event_dim).to(noise.dtype))
+            noise.mul_(append_dims(radius / norm, self.event_dim).to(noise.dtype))
         return torch.addcmul(self.loc, self.scale, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -161,8 +162,7 @@ class RadialNormal(TorchDistribution):
             self._validate_sample(value)
         if self.num_elements == 1:
             # As for a normal: the distance has no derivative at loc, its square has two.
-            noise = (value - self.loc) / self.scale
-            squares = to_accumulation_dtype(noise).square()
+            squares = to_accumulation_dtype((value - self.loc) / self.scale).square()
             unit_density = event_sum(-0.5 * squares, self.event_dim) - 0.5 * math.log(2.0 * math.pi)
         else:
             rho = _Distance.apply(value, self.loc, self.scale, self.event_dim)
@@ -214,7 +214,7 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, loc: Tensor, scale: Tensor, event_dim: int) -> Tensor:
-        return _event_norm((value - loc) / scale, event_dim)
+        return event_norm((value - loc) / scale, event_dim)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
@@ -238,20 +238,10 @@ class _Distance(torch.autograd.Function):
         # At the pole the direction is undefined; the gradient there is defined as zero.
         factor = torch.where(rho > 0, grad / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
-        by_value = unit * _unsqueeze(factor, ctx.event_dim).to(unit.dtype) / scale
+        by_value = unit * append_dims(factor, ctx.event_dim).to(unit.dtype) / scale
         return (
             by_value.sum_to_size(value.shape),
             -by_value.sum_to_size(loc.shape),
             (-by_value * unit).sum_to_size(scale.shape),
             None,
         )
-
-
-def _event_norm(tensor: Tensor, event_dim: int) -> Tensor:
-    """Return the norm over the last dimensions in the accumulation dtype; float32 is off by 1e-3 for D = 1e7."""
-    dims = tuple(range(-event_dim, 0))
-    return torch.linalg.vector_norm(tensor, dim=dims, dtype=accumulation_dtype(tensor))
-
-
-def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:
-    return batch_value.reshape(batch_value.shape + (1,) * event_dim)

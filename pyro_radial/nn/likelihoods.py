@@ -19,7 +19,7 @@ from torch import Tensor
 from pyro_radial._pyro.checks import positive_count, positive_float, warn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.counts import StableNegativeBinomial, StablePoisson
-from pyro_radial.nn.bayesian_module import modules_of
+from pyro_radial.distributions.numerics import append_dims
 from pyro_radial.nn.site_priors import Following
 
 __all__ = [
@@ -138,8 +138,7 @@ class Likelihood(UniquelyNamed):
                     f"num_data must be at least {size}, the number of targets in y, got {num_data}{origin}"
                 )
         noise = self.noise(f)
-        rows = torch.arange(size, device=f.device)
-        with pyro.plate("data", num_data, subsample=rows, dim=-1):
+        with pyro.plate("data", num_data, subsample=torch.arange(size, device=f.device), dim=-1):
             f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
             targets = self.observation(f, **noise)
             if observed is not None:
@@ -229,9 +228,9 @@ class Likelihood(UniquelyNamed):
             check_any_observed([observed])
         elif observed.dtype != torch.bool or observed.numel() != y.numel():
             self.check_target(f, y)  # Perhaps the mistake is in y.
-            got = f"{observed.dtype} of shape {tuple(observed.shape)}"
             raise ValueError(
-                f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}"
+                f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {observed.dtype} of shape "
+                f"{tuple(observed.shape)}"
             )
         # Even where it is masked, the density at NaN has a gradient of NaN.
         y = self.check_target(f, y.masked_fill(~observed.reshape(y.shape), 0))
@@ -269,10 +268,6 @@ class Likelihood(UniquelyNamed):
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
         """Raise a ValueError naming ``y`` and a value out of range; by default all numbers are allowed."""
-
-    def _of_outputs(self, noise: Tensor) -> Tensor:
-        """Return noise of draws in a shape that broadcasts with outputs."""
-        return noise.reshape(noise.shape + (1,) * self.event_dim)
 
 
 class Categorical(Likelihood):
@@ -426,12 +421,11 @@ class Gaussian(Likelihood):
             return
         self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
         if learn_scale:
-            self._first_scale = self.scale
-            self.scale = PyroParam(torch.tensor(self._first_scale), constraints.softplus_positive)
+            self.scale = PyroParam(torch.tensor(self.scale), constraints.softplus_positive)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
-        return dist.Normal(f, self._of_outputs(noise["scale"])).to_event(self.event_dim)
+        return dist.Normal(f, append_dims(noise["scale"], self.event_dim)).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """``f`` itself."""
@@ -557,20 +551,20 @@ class NegativeBinomial(Poisson):
         super().__init__(num_data=num_data, event_dim=event_dim)
         self.concentration: Any = positive_float("concentration", concentration)
         if learn_concentration:
-            initial = torch.tensor(self.concentration)
-            self.concentration = PyroParam(initial, constraints.softplus_positive)
+            self.concentration = PyroParam(
+                torch.tensor(self.concentration), constraints.softplus_positive
+            )
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the negative binomial with log mean ``f``; ``concentration`` broadcasts with ``[*draws, B]``."""
-        concentration = self._of_outputs(noise["concentration"])
+        concentration = append_dims(noise["concentration"], self.event_dim)
         logits = f - concentration.log()
         return StableNegativeBinomial(concentration, logits=logits).to_event(self.event_dim)
 
     @pyro_method
     def noise(self, f: Tensor) -> dict[str, Tensor]:
         """Return the concentration, of shape ``()``."""
-        concentration = _like(f, self.concentration)
-        return {"concentration": pyro.deterministic("concentration", concentration)}
+        return {"concentration": pyro.deterministic("concentration", _like(f, self.concentration))}
 
 
 #: By the way that a likelihood makes its distribution: what it takes, and functions that no network should end in, by
@@ -631,8 +625,9 @@ def check_values(allowed: Tensor, y: Tensor, description: str) -> None:
     """Raise a ValueError with the first target that is not allowed, if Pyro's validation is on."""
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         index = tuple((~allowed).nonzero()[0].tolist())
-        value = y[index].item()
-        raise ValueError(f"y must hold {description} for site 'y', got {value} at {list(index)}")
+        raise ValueError(
+            f"y must hold {description} for site 'y', got {y[index].item()} at {list(index)}"
+        )
 
 
 def check_any_observed(masks: Iterable[Tensor]) -> None:
@@ -643,12 +638,6 @@ def check_any_observed(masks: Iterable[Tensor]) -> None:
         raise ValueError(
             "y must hold at least one target in each batch, got only missing ones; leave out such rows"
         )
-
-
-def set_num_data(model: object, num_data: int) -> None:
-    """Set N of each likelihood in a model; raise a ValueError if another number was given."""
-    for likelihood in modules_of(Likelihood, model):
-        likelihood.train_on(num_data)
 
 
 def _check_positive_scalar(argument: str, distribution: TorchDistributionMixin) -> None:

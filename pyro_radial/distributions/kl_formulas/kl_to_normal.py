@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.numerics import event_sum
+from pyro_radial.distributions.numerics import append_dims, event_sum
 
 
 def kl_to_normal(
@@ -83,7 +83,7 @@ class _KLToNormal(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         loc, scale, center, unit = ctx.saved_tensors
         ratio, shift = _standardize(loc, scale, center, unit)
-        grad = grad.reshape(grad.shape + (1,) * ctx.event_dims).to(ratio.dtype)
+        grad = append_dims(grad, ctx.event_dims).to(ratio.dtype)
         factor = grad / unit
         by_loc = shift * factor
         by_scale = torch.addcdiv(ratio * (factor / (ctx.radius or 1)), -grad, scale)

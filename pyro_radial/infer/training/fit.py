@@ -45,8 +45,8 @@ from pyro_radial.infer.training.predictive_widths import (
 )
 from pyro_radial.infer.training.progress import Progress, Record
 from pyro_radial.infer.training.training_run import CHECKPOINT_FORMAT, TrainingRun, choose_mode
-from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.likelihoods import Bernoulli, Categorical, set_num_data
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
+from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Likelihood
 from pyro_radial.nn.modules import device_of, dtype_of
 
 Scheduler = PyroLRScheduler | Callable[[Optimizer], Any] | Literal["cosine"]
@@ -166,7 +166,8 @@ def fit(
         # A resumed run sets the same rows aside.
         hold_out_seed = saved["shuffle_seed"] if saved else shuffle_seed
         rows, held_out = hold_out(rows, validation_rows, hold_out_seed)
-    set_num_data(model, options.num_data or len(rows))
+    for likelihood in modules_of(Likelihood, model):
+        likelihood.train_on(options.num_data or len(rows))
     size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
     batches = Batches(rows, size, shuffle_seed, device)
     steps = epochs * batches.per_epoch

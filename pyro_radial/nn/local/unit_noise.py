@@ -14,7 +14,7 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from pyro_radial._pyro.compat import standard_gamma
-from pyro_radial.distributions.numerics import accumulation_dtype
+from pyro_radial.distributions.numerics import append_dims, event_norm
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.wrappers import leaf
 
@@ -63,20 +63,15 @@ class UnitNoise:
         directions = self.directions(shape)
         if self.radius is None:
             return directions
-        group_elements = directions
-        for dim in range(-self.radius_dim, 0):
-            group_elements = group_elements.narrow(dim, 0, 1)
-        return directions * self.radius(group_elements)
+        first_elements = directions.flatten(-self.radius_dim)[..., 0]
+        return directions * self.radius(append_dims(first_elements, self.radius_dim))
 
     def directions(self, shape: Sequence[int]) -> Tensor:
         """Draw the noise without its radii."""
         noise = torch.randn(tuple(shape), dtype=self.loc.dtype, device=self.loc.device)
         if self.radius is None:
             return noise
-        dims = tuple(range(-self.radius_dim, 0))
-        norm = torch.linalg.vector_norm(
-            noise, dim=dims, keepdim=True, dtype=accumulation_dtype(noise)
-        )
+        norm = append_dims(event_norm(noise, self.radius_dim), self.radius_dim)
         return noise / norm.clamp_min(LEAST_SQUARE).to(noise.dtype)
 
     def draw_for_outputs(self, stddev: Tensor) -> Tensor:
@@ -207,7 +202,7 @@ def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
     shape = weight.loc.shape
     rows = len(x)
     outputs = shape[0]
-    radii: Tensor | None = None
+    radii: Tensor | float = 1.0
     if weight.radius is None or weight.radius_dim < len(shape) - 1:
         # Radii within an output cannot be taken out of its sum.
         noise = weight.unit(shape)
@@ -215,9 +210,7 @@ def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
         noise = weight.directions(shape)
         number = 1 if weight.radius_dim == len(shape) else outputs
         radii = weight.radius(x.new_empty(rows, number, dtype=noise.dtype))
-    flips = _signs(rows, outputs, noise)
-    if radii is not None:
-        flips = flips * radii
+    flips = _signs(rows, outputs, noise) * radii
     inputs = x.shape[-1 if isinstance(layer, nn.Linear) else 1]
     flipped = x * _at_channels(layer, _signs(rows, inputs, x), x.dim())
     output = _apply(layer, flipped, weight.scale * noise, None)

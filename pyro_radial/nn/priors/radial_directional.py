@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_choice, positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
+from pyro_radial.distributions.numerics import append_dims
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.priors.normal import FanIn
@@ -169,7 +170,7 @@ class RadialDirectionalPrior:
             self._sites_by_parameter[name] = parameter, sites
         names = TensorSites(name)
         radius = _sample_radius(names.global_radius, sites)
-        weight = radius.reshape(radius.shape + (1,) * parameter.dim())
+        weight = append_dims(radius, parameter.dim())
         for side in SIDES[grouping]:
             directions = sites[names.direction(side)].sample()
             radii = _sample_radius(names.local_radius(side), sites)
