@@ -176,9 +176,7 @@ class AccuracyMatrix:
     @property
     def _untrained(self) -> Tensor:
         """The accuracies of an untrained model, NaN where not measured."""
-        if self.baseline is None:
-            return torch.full_like(self.learned, math.nan)
-        return self.baseline
+        return torch.full_like(self.learned, math.nan) if self.baseline is None else self.baseline
 
     def _need_two_tasks(self, measure: str) -> None:
         if len(self.names) < 2:

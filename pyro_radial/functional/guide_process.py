@@ -131,8 +131,12 @@ def _vector(site: Node) -> _Vector | None:
         variance = base.variance
     else:
         return None
-    draws = site["value"].reshape(-1, size)
-    return _Vector(base.loc.reshape(size), variance.reshape(size), factor, draws)
+    return _Vector(
+        base.loc.reshape(size),
+        variance.reshape(size),
+        factor,
+        draws=site["value"].reshape(-1, size),
+    )
 
 
 def _slices_by_site(

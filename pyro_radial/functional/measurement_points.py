@@ -36,8 +36,10 @@ class UniformBox:
     """
 
     def __init__(self, low: Any, high: Any, num_points: int) -> None:
-        self.low = _finite_tensor("low", low)
-        self.high = _finite_tensor("high", high)
+        self.low = held_numbers("low", low).detach()
+        self.high = held_numbers("high", high).detach()
+        check_finite("low", self.low)
+        check_finite("high", self.high)
         if self.low.dim() and self.high.dim() and self.low.shape != self.high.shape:
             raise ValueError(
                 f"high must have the shape of low, {list(self.low.shape)}, got {list(self.high.shape)}"
@@ -132,12 +134,6 @@ class BetweenRows:
 
     def __repr__(self) -> str:
         return f"BetweenRows({list(self.points.shape)}, num_points={self.num_points})"
-
-
-def _finite_tensor(argument: str, value: object) -> Tensor:
-    tensor = held_numbers(argument, value).detach()
-    check_finite(argument, tensor)
-    return tensor
 
 
 def _shape_of_input(x: Tensor) -> torch.Size:

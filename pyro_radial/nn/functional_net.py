@@ -148,14 +148,13 @@ class FunctionalNet:
             except RuntimeError as error:
                 # A mistake in the call itself raises here again, and then nothing is remembered.
                 outputs = loop(run, drawn)
-                if self._recomputes:
-                    return outputs
-                self.batching = "loop"
-                reason = str(error).strip().partition("\n")[0]
-                warn(
-                    f"torch.vmap cannot batch {type(self.skeleton).__name__} ({reason}): "
-                    "from now on its draws run one after another"
-                )
+                if not self._recomputes:
+                    self.batching = "loop"
+                    reason = str(error).strip().partition("\n")[0]
+                    warn(
+                        f"torch.vmap cannot batch {type(self.skeleton).__name__} ({reason}): "
+                        "from now on its draws run one after another"
+                    )
                 return outputs
 
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -208,15 +207,14 @@ def unflatten(outputs: object, draws: tuple[int, ...]) -> Any:
 
 
 def _vmap(run: CallAtDraw, drawn: Mapping[str, Tensor]) -> Any:
-    output: Any = None
+    outputs: list[Any] = []
 
     def run_draw(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        nonlocal output
-        output = run(draw)
-        return _output_tensors(output)
+        outputs.append(run(draw))
+        return _output_tensors(outputs[-1])
 
     tensors = vmap(run_draw, randomness="different")(dict(drawn))
-    return _replace_tensors(output, tensors)
+    return _replace_tensors(outputs[-1], tensors)
 
 
 def loop(run: CallAtDraw, drawn: Mapping[str, Tensor]) -> Any:

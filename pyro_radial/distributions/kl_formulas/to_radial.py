@@ -59,8 +59,9 @@ def normal_to_radial(
 
     mean = row_sum(squared) + row_sum(shift_squared)
     variance = row_sum(squared * (2.0 * squared + 4.0 * shift_squared))
-    terms = terms_for(ratio.dtype)
-    value, *gradient = _mean_log_distance(a, b, c, mean, variance, terms, with_gradient)
+    value, *gradient = _mean_log_distance(
+        a, b, c, mean, variance, terms_for(ratio.dtype), with_gradient
+    )
     constant = (
         log_sphere_area(dim)
         - 0.5 * dim * (1.0 + math.log(2.0 * math.pi))
@@ -165,8 +166,9 @@ def radial_to_radial(
     # Over all directions, the mean of B^2 and the variance of A.
     square_b = row_sum(product.square()) / (dim * mean.square())
     variance = row_sum(centered.square()) * (2.0 / (dim * (dim + 2))) / mean.square()
-    terms = terms_for(ratio.dtype)
-    excess, *gradient = _mean_excess(a, above, b, c, square_b, variance, terms, with_gradient)
+    excess, *gradient = _mean_excess(
+        a, above, b, c, square_b, variance, terms_for(ratio.dtype), with_gradient
+    )
 
     # With the mean A of the squares, the sum has the logs of s^2 / A and of A, and the excess of the log-distance over
     # log sqrt(A); each comes with the part of the squares that keeps it from being negative.

@@ -72,14 +72,10 @@ def bessel_plan(dim: int) -> BesselPlan:
     same form.
     """
     # Under torch.compile a size may be a symbol; as an index it is a number, and the plan is a constant of the graph.
-    return _constant_plan(operator.index(dim))
+    return _make_plan(operator.index(dim))
 
 
 @constant_in_graphs
-def _constant_plan(dim: int) -> BesselPlan:
-    return _make_plan(dim)
-
-
 @lru_cache(maxsize=256)
 def _make_plan(dim: int) -> BesselPlan:
     """Compute the coefficients that :func:`bessel_plan` returns, once for each dimension."""
@@ -368,8 +364,6 @@ def _descent(
     The last two sum to :math:`b - \kappa^2 A_{b+2}'`: delta is :math:`(b+1)/2 - \kappa^2 A_{b+2}'`, which has a
     recurrence that does not cancel.
     """
-    if not plan.rungs:
-        return
     v = uniform_variables(concentration, plan.shifted_lam)
     slope = _series(plan.slope, v.t)
     cosine, gap = _upper_mean(v, plan), _upper_complement(v, plan)

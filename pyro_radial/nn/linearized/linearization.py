@@ -169,10 +169,9 @@ class Linearization:
 
         The Jacobian of all N points is held at once: N O numbers for each weight.
         """
-        structure = self.structure(x)
-        mean, jacobian = self._whole_jacobian(x, structure.num_outputs)
+        mean, jacobian = self._whole_jacobian(x)
         total: Any = 0.0
-        for block in _merge_diagonal(self._blocks_of(structure.sites)):
+        for block in _merge_diagonal(self._blocks_of(self.structure(x).sites)):
             total = total + block.between(_join_sites(jacobian, block.sites).transpose(0, 1))
         return mean.double(), total
 
@@ -181,7 +180,7 @@ class Linearization:
 
         :raises ValueError: see :meth:`marginals`.
         """
-        mean, jacobian = self._whole_jacobian(x, self.structure(x).num_outputs)
+        mean, jacobian = self._whole_jacobian(x)
         return mean, _join_sites(jacobian, self.mean)
 
     def structure(self, x: Tensor) -> Structure:
@@ -231,7 +230,7 @@ class Linearization:
                 sums.append(sum(of_term(*term) for term in terms))
         else:
             blocks = self._blocks_of(structure.sites)
-            for mean, jacobian in self._jacobians(x, structure.num_outputs):
+            for mean, jacobian in self._jacobians(x):
                 means.append(mean)
                 sums.append(sum(of_block(_join_sites(jacobian, b.sites), b) for b in blocks))
         return torch.cat(means), torch.cat(sums)
@@ -239,19 +238,20 @@ class Linearization:
     def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
         return [block for block in self.blocks if set(sites) & set(block.sites)]
 
-    def _whole_jacobian(self, x: Tensor, num_outputs: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _whole_jacobian(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the values ``[N, O]`` and, by site, the Jacobians ``[N, O, P]`` of all rows at once."""
-        means, jacobians = zip(*self._jacobians(x, num_outputs), strict=True)
+        means, jacobians = zip(*self._jacobians(x), strict=True)
         whole = {}
         for site in self.mean:
             whole[site] = torch.cat([jacobian[site] for jacobian in jacobians])
         return torch.cat(means), whole
 
-    def _jacobians(self, x: Tensor, num_outputs: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    def _jacobians(self, x: Tensor) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yield for each chunk of rows the values ``[n, O]`` and, by site, the Jacobians ``[n, O, P]``.
 
         The Jacobian in a site that the function does not use is zero.
         """
+        num_outputs = self.structure(x).num_outputs
         size = num_outputs * sum(mean.numel() for mean in self.mean.values())
         batched = all(network.batching == "vmap" for network in self._networks)
         each: Callable[..., Any] = partial(vmap, randomness="different") if batched else _loop_over
@@ -262,10 +262,7 @@ class Linearization:
 
             output, pull = vjp(values, self.mean)  # type: ignore[misc]
             eye = torch.eye(num_outputs, dtype=output.dtype, device=output.device)
-            if num_outputs == 1:
-                (jacobian,) = pull(eye[0])
-            else:
-                (jacobian,) = each(pull)(eye)
+            (jacobian,) = pull(eye[0]) if num_outputs == 1 else each(pull)(eye)
             return output, {
                 site: site_jacobian.reshape(num_outputs, -1)
                 for site, site_jacobian in jacobian.items()
