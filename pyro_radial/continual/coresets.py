@@ -34,8 +34,8 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     return torch.randperm(len(x), generator=generator, device="cpu")[:size].sort().values
 
 
-def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
-    """Return the rows of ``index`` in its order, and the other rows in their order."""
+def split_coreset(data: Pair, index: Tensor) -> tuple[Tensor, Tensor, Pair]:
+    """Return inputs and targets of the rows of ``index`` in its order, and the other rows in their order."""
     x, y = data
     size = num_rows(x)
     if (
@@ -56,7 +56,7 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
         )
     is_other = torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False)
     other_index = is_other.nonzero()[:, 0]
-    return (take(x, index), take(y, index)), (take(x, other_index), take(y, other_index))
+    return take(x, index), take(y, index), (take(x, other_index), take(y, other_index))
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,7 @@ def choose_inputs(coreset: Coreset, task: Task, seed: int) -> tuple[Tensor, Tens
         )
     choice = coreset.choose(x, coreset.size, seed=seed)
     if coreset.use == "labels" or not choice.is_floating_point():
-        coreset_rows, other_rows = split_coreset(task.train, choice)
-        return *coreset_rows, other_rows
+        return split_coreset(task.train, choice)
     if choice.shape != (coreset.size, *x.shape[1:]) or not bool(choice.isfinite().all()):
         raise ValueError(
             f"choose must return {coreset.size} indices or finite inputs of shape {list(x.shape[1:])} for task "

@@ -32,7 +32,7 @@ def test_random_rows_are_uniform():
 
 def test_split_coreset_takes_apart_what_belongs_together():
     x = torch.arange(6.0)[:, None]
-    (coreset_x, coreset_y), (rest_x, rest_y) = split_coreset((x, torch.arange(6) * 10), torch.tensor([4, 1]))
+    coreset_x, coreset_y, (rest_x, rest_y) = split_coreset((x, torch.arange(6) * 10), torch.tensor([4, 1]))
     assert coreset_x[:, 0].tolist() == [4, 1]
     assert coreset_y.tolist() == [40, 10]
     assert rest_x[:, 0].tolist() == [0, 2, 3, 5]

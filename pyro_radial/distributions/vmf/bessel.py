@@ -72,10 +72,14 @@ def bessel_plan(dim: int) -> BesselPlan:
     same form.
     """
     # Under torch.compile a size may be a symbol; as an index it is a number, and the plan is a constant of the graph.
-    return _make_plan(operator.index(dim))
+    return _constant_plan(operator.index(dim))
 
 
 @constant_in_graphs
+def _constant_plan(dim: int) -> BesselPlan:
+    return _make_plan(dim)
+
+
 @lru_cache(maxsize=256)
 def _make_plan(dim: int) -> BesselPlan:
     """Compute the coefficients that :func:`bessel_plan` returns, once for each dimension."""
