@@ -274,7 +274,7 @@ def medians(
 
 @contextmanager
 def without_advice_on_widths() -> Iterator[None]:
-    """Ignore what ``fit`` says of widths: some are chosen, not trained, and small forms are too short to train them."""
+    """Ignore what ``fit`` says of widths, which small forms are too short to train."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "after epoch .* NaturalGradient has not arrived")
         yield

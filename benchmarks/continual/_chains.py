@@ -18,13 +18,13 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from benchmarks._published_rule import PublishedRule
 from benchmarks.common import Row, flat_images, without_advice_on_widths
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
     BayesianModule,
     FitOptions,
-    NaturalGradient,
     PriorChain,
     SupervisedModel,
     TermsELBO,
@@ -100,7 +100,7 @@ class Tuned(Setting):
     event_dim: int | None = 1
     #: How often the data of a task count in the next prior.
     past_weight: float = 1.0
-    #: Whether steps follow the natural gradient; the next two are its settings.
+    #: Whether steps follow the natural gradient by its published rule; the next two are its settings.
     natural: bool = False
     hess_init: float | None = None
     beta2: float | None = None
@@ -115,7 +115,7 @@ class Tuned(Setting):
             options["options"] = replace(options["options"], scheduler_interval="epoch")
             # The learning rate is that of SGD at the first widths, and the curvature about their precision for a datum.
             rate = self.learning_rate * self.hess_init
-            options["optim"] = NaturalGradient(rate, hess_init=self.hess_init, beta2=self.beta2)
+            options["optim"] = PublishedRule(rate, hess_init=self.hess_init, beta2=self.beta2)
         return options
 
 

@@ -38,8 +38,8 @@ EAGER, PLAIN = "plain, eager, fused Adam", "plain, fused Adam, one CUDA graph"
 NETWORKS = {
     "radial, Adam": (AutoRadial, pyro.optim.Adam({"lr": LR})),
     "mean field, Adam": (AutoMeanField, pyro.optim.Adam({"lr": LR})),
-    "radial, natural gradient": (AutoRadial, NaturalGradient(LR, beta2=0.9999)),
-    "mean field, natural gradient": (AutoMeanField, NaturalGradient(LR, beta2=0.9999)),
+    "radial, natural gradient": (AutoRadial, NaturalGradient(LR)),
+    "mean field, natural gradient": (AutoMeanField, NaturalGradient(LR)),
 }
 
 

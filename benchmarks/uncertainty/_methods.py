@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from benchmarks._published_rule import PublishedRule, first_stddev
 from benchmarks.common import Pair, Row, without_advice_on_widths
 from benchmarks.guides._ensemble import Ensemble
 from pyro_radial import (
@@ -55,7 +56,7 @@ SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout
 SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
-#: Natural gradients by default, which train widths; those above keep widths near a start that is chosen.
+#: By the package's own rule, which trains widths; the published one above keeps them near a start that is chosen.
 WIDTHS_RADIAL, WIDTHS_MEAN_FIELD = "radial, trained widths", "mean field, trained widths"
 #: The same with another KL weight or more draws.
 WIDTHS_CHANGED = "radial, trained widths, changed"
@@ -89,8 +90,8 @@ class Setting:
     #: Of natural gradients, times the first variance and the number of data: the rate of SGD at first.
     ivon_rate: float = 0.1
     lr: float | None = None
-    #: The curvature that widths start from, None for the guide's own, and one minus the decay of its average; with a
-    #: rate of zero, the optimizer's default rates, which train widths.
+    #: The curvature that widths start from, None for the guide's own, and the rate of widths by the published rule.
+    #: With a rate of zero, the package's own rule trains widths.
     hess_init: float | None = 0.5
     hess_rate: float = 1e-5
     #: The rate of SGD for parameters without a posterior; with zero they train by Adam at 1e-3.
@@ -216,11 +217,12 @@ def optimizer(setting: Setting, num_data: int) -> Any:
         own, least = 1.0 / (num_data * setting.init_stddev**2), 1.0 / (num_data * setting.prior_stddev**2)
         unit = own if setting.hess_init is None else setting.hess_init + least
         rate = setting.rate if setting.lr is None else setting.lr * unit
-        beta2 = 1.0 - setting.hess_rate if setting.hess_rate else None
         other_optim = {}
         if setting.others_rate:
             other_optim["other_optim"] = pyro.optim.SGD(_sgd_options(setting.others_rate, num_data))
-        return NaturalGradient(rate, hess_init=setting.hess_init, beta2=beta2, **other_optim)
+        if not setting.hess_rate:
+            return NaturalGradient(rate, **other_optim)
+        return PublishedRule(rate, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate, **other_optim)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
@@ -292,7 +294,10 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
         place += f"_{setting.hess_rate:g}"
     folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
-    ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
+    first = setting
+    if setting.optimizer == "natural" and not setting.hess_rate and setting.hess_init is not None:
+        first = replace(setting, init_stddev=first_stddev(setting.hess_init, num_data, setting.prior_stddev))
+    ensemble = Ensemble(partial(_made, kind, task.make_net, first), size, seed=task.seed)
     with without_advice_on_widths():
         results = ensemble.fit(
             task.data,
@@ -409,7 +414,7 @@ def ivon(task: Task) -> Trained:
     least = setting.prior_stddev**-2 / num_data
     guide = AutoMeanField(model)
     hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
-    optim = NaturalGradient(setting.ivon_rate * (hess_init + least), hess_init=hess_init, beta2=1.0 - setting.hess_rate)
+    optim = PublishedRule(setting.ivon_rate * (hess_init + least), hess_init=hess_init, beta2=1.0 - setting.hess_rate)
     schedule = {"epochs": setting.epochs, "batch_size": setting.batch_size, "progress": False}
     with without_advice_on_widths():
         fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)

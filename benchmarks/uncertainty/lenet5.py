@@ -295,7 +295,8 @@ NLL of {size["validation"]:,} other images. Numbers are means and standard error
 {size["num_members"]} members of an ensemble are the single networks of {size["num_members"]} seeds; they share its \
 {size["num_samples"]} draws. Seconds are the training time on one core, summed over all members of an ensemble.
 
-Natural gradients keep widths near a start that is chosen; with "trained widths" they have their default rates. \
+Natural gradients by their published rule keep widths near a start that is chosen; "trained widths" are by \
+`NaturalGradient`. \
 {described_widths(results)}
 
 Each method uses the best of up to {size["num_candidates"]} settings by the NLL of these other images, at full length \

@@ -28,7 +28,7 @@ FREE_TEXT = {"name", "of", "exclude", "checkpoint"}
 FROM_ZERO = {"kl_weight", "weight_space_kl", "noise", "observation_noise", "tolerance", "num_steps", "head"}
 FROM_ZERO |= {"initial_pulls", "mean_only_epochs", "event_dim", "i", "index", "seed", "margin", "random_state"}
 REAL = {"mean", "low", "high", "threshold", "factor"}
-BELOW_ONE = {"beta1", "beta2", "validation_fraction"}
+BELOW_ONE = {"validation_fraction"}
 BETWEEN = {"level", "init_mean_cosine", "pi"}
 #: Tensors that have a row for each row of another argument.
 ROW_BY_ROW = {"labels", "targets", "y", "upper", "uncertainty", "observed"}

@@ -43,7 +43,7 @@ KINDS = {
     "vectorized": fitted(problem, loss=lambda: TermsELBO(num_particles=3, vectorize_particles=True)),
     "functional with walking points": fitted(regression, loss=walking_loss, data=targets()),
     "scheduled": fitted(problem, optim=partial(Adam, lr=0.1), scheduler=partial(StepLR, step_size=1, gamma=0.5)),
-    "natural gradient": fitted(problem, optim=NaturalGradient(beta2=0.5)),
+    "natural gradient": fitted(problem, optim=NaturalGradient()),
     "stream": streamed,
 }
 

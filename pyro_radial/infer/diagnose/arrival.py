@@ -99,10 +99,8 @@ def find_arrivals(
         of_square = kl_weight**2 * (1.0 - (1.0 - SQUARE_SHARE) ** max(1, site["trail"][-1][0]))
         noise, width_noise = (site["squares"].double() / of_square).sqrt() + TINY
         noise = noise * stddev
-        closing = torch.full_like(noise, kl_weight)
-        if not site["is_published"]:
-            largest_unit = MOST_SHARE * (current[0].square() + stddev.square()).mean().sqrt()
-            closing = (largest_unit / stddev).clamp(max=1.0) / noise
+        largest_unit = MOST_SHARE * (current[0].square() + stddev.square()).mean().sqrt()
+        closing = (largest_unit / stddev).clamp(max=1.0) / noise
         scatter = _scatter(steps, mean_rates, noise, closing, batch_rows)
         earlier_scatter = _scatter(
             steps[: marked + 1], mean_rates[: marked + 1], noise, closing, batch_rows
@@ -182,10 +180,7 @@ def advise(
     change = "give more epochs or a larger batch_size"
     if epoch + 1 < epochs:
         change = "return the last epoch, without validation, patience or a callback that stops"
-    group = optimizer.param_groups[0]
-    if group["beta2"] is not None:
-        change += ", or leave beta2 out"
-    elif group["initial_lr"] < LR:
+    if optimizer.param_groups[0]["initial_lr"] < LR:
         change += ", or leave lr out"
     return (
         f"after epoch {epoch} of {epochs}, NaturalGradient has not arrived at {len(sites)} of {len(arrivals)} sites: "

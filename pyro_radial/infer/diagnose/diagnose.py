@@ -409,7 +409,7 @@ def _judge_pulls(pulls: dict[str, float]) -> Iterator[str]:
     """Yield findings on scales that the loss still pulls at."""
     narrow = ", ".join(name for name, pull in pulls.items() if pull < 0)
     wide = ", ".join(name for name, pull in pulls.items() if pull > 0)
-    advice = "so they are not trained. Train longer, or with NaturalGradient() without beta2."
+    advice = "so they are not trained. Train longer, or with NaturalGradient()."
     if narrow:
         yield f"The scales of {narrow} are too narrow: the loss falls if they grow, {advice}"
     if wide:

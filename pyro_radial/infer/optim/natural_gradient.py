@@ -10,20 +10,18 @@ from typing import Any, NamedTuple
 import pyro.poutine as poutine
 import torch
 from pyro.distributions.transforms import SoftplusTransform
-from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import Transform, transform_to
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyro_radial._pyro.checks import check_number, optional, positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial._pyro.random_numbers import seeded
-from pyro_radial._pyro.types import Model, Node
-from pyro_radial.distributions.moments import moments
+from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.numerics import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.per_site import LocScaleSite
-from pyro_radial.infer.loss.elbo import TermsELBO, num_data_of
+from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
     GraphOptimizer,
@@ -36,11 +34,10 @@ from pyro_radial.infer.optim.joint import (
     unconstrained_parameters,
 )
 from pyro_radial.nn.bayesian_module import submodules
-from pyro_radial.nn.likelihoods import Likelihood
 from pyro_radial.nn.modules import device_of, evaluating
 
-# The learning rates of means by default, in standard deviations, and with ``beta2``, in variances.
-LR, LR_AS_PUBLISHED = 1.0, 0.1
+# The learning rate of means by default, in standard deviations.
+LR = 1.0
 # The rate of widths falls as WIDTH_STEPS over the number of steps, between these limits. In any run the rates sum to
 # 12, so a width grows from 0.01 to 0.97 where the best is one.
 WIDTH_STEPS, MOST_WIDTH_RATE, LEAST_WIDTH_RATE = 5.0, 0.5, 1e-5
@@ -54,8 +51,8 @@ STEADY_STEPS = 100
 LEAST_LIMIT, MOST_LIMIT = 0.02, 0.1
 # A mean moves by at most this part of the root mean square of its site's weights.
 MOST_SHARE = 0.1
-# The share of a new value in the averages of squared gradients and of recent means.
-SQUARE_SHARE, RECENT_SHARE = 0.05, 0.05
+# The share of a new value in the average of gradients, and in those of squared gradients and of recent means.
+GRADIENT_SHARE, SQUARE_SHARE = 0.1, 0.05
 # The weight of the distance from the average of recent means, relative to that of the standard deviation.
 TRAVEL = 0.5
 # Added to the root of averages of squares; the square of a smaller gradient may underflow.
@@ -65,8 +62,6 @@ TINY = 1e-12
 MARK_GROWTH, MARKS_PER_SAMPLE = 2.0**0.125, 4
 # Means and widths of about this many weights of a site are marked.
 SAMPLED = 1000
-# A width whose logarithm has changed by less than this was not trained; the change is rounding.
-ROUNDING = 1e-5
 
 
 class NaturalGradient(GuideOptim):
@@ -92,21 +87,12 @@ class NaturalGradient(GuideOptim):
 
     .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
 
-    With ``beta2``, steps are those of Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks",
-    algorithm 1: the rate of widths is :math:`1 - \beta_2`, and means move by :math:`\mathrm{lr}\, v\,
-    \overline{\nabla_m L}`. Here the prior's gradient is averaged too. At the published 0.99999, widths stay near their
-    start in all but very long runs, and the start decides how well a network predicts.
-
     Other sites and parameters take a step of an ordinary optimizer. Without a scheduler, :func:`~pyro_radial.fit` lets
     all rates rise in the first 5 % of the steps and fall to zero along a cosine.
 
-    :param float lr: the learning rate of means: by default 1 standard deviation, or with ``beta2`` 0.1 variances.
-    :param float hess_init: the curvature h of the loss per datum that widths start from: :math:`v = 1 / (N h + 1/s^2)`
-        with N the number of data and s the prior's standard deviation; by default they start where the guide has them.
-    :param float beta1: the decay of the average of gradients.
-    :param float beta2: the decay of the average of curvatures in the published algorithm.
+    :param float lr: the learning rate of means, in standard deviations.
     :param other_optim: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
-    :raises ValueError: for a number out of range, a guide without normal or radial sites, or an unknown number of data.
+    :raises ValueError: for a number out of range, or a guide without normal or radial sites.
 
     Example::
 
@@ -120,20 +106,8 @@ class NaturalGradient(GuideOptim):
         True
     """
 
-    def __init__(
-        self,
-        lr: float | None = None,
-        *,
-        hess_init: float | None = None,
-        beta1: float = 0.9,
-        beta2: float | None = None,
-        other_optim: Optim = DEFAULT_OPTIM,
-    ) -> None:
-        usual = LR if beta2 is None else LR_AS_PUBLISHED
-        self.lr = usual if lr is None else positive_float("lr", lr)
-        self.hess_init = optional(positive_float, "hess_init", hess_init)
-        self.beta1 = _checked_decay("beta1", beta1)
-        self.beta2 = optional(_checked_decay, "beta2", beta2)
+    def __init__(self, lr: float = LR, *, other_optim: Optim = DEFAULT_OPTIM) -> None:
+        self.lr = positive_float("lr", lr)
         check_optim(other_optim, "other_optim")
         if isinstance(other_optim, GuideOptim):
             raise ValueError(
@@ -144,7 +118,7 @@ class NaturalGradient(GuideOptim):
     def optimizer(
         self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any
     ) -> "NaturalGradientOptimizer":
-        """Make the torch optimizer for a loop of your own, and set the guide's first widths for ``hess_init``.
+        """Make the torch optimizer for a loop of your own.
 
         :param args: arguments of the model and the guide, such as the first batch.
         :returns: an optimizer; call ``step`` after ``loss.backward()``, with the loss of the whole data set.
@@ -168,16 +142,9 @@ class NaturalGradient(GuideOptim):
                     "guide must have widths='elbo' for NaturalGradient, which trains them, got 'predictive'; leave "
                     "optim out, or take an optimizer of torch"
                 )
-            global_sites: dict[str, LocScaleSite] = {
-                name: site
-                for name, site in site_guide.loc_scale_sites().items()
-                if not _is_local(trace.nodes[name])
-            }
-            num_data = _checked_num_data(model, trace)
-            if self.hess_init is not None:
-                self._set_widths(site_guide, global_sites, trace, num_data * self.hess_init)
-            for name, site in global_sites.items():
-                sites.append(SiteState.of(name, site))
+            for name, site in site_guide.loc_scale_sites().items():
+                if not _is_local(trace.nodes[name]):
+                    sites.append(SiteState.of(name, site))
         if not sites:
             families: dict[str, str] = {}
             for site_guide in site_guides:
@@ -201,14 +168,7 @@ class NaturalGradient(GuideOptim):
         other_optimizer = (
             make_optimizer(self.other_optim, other_parameters) if other_parameters else None
         )
-        return NaturalGradientOptimizer(
-            sites,
-            other_optimizer,
-            lr=self.lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            settling=SETTLING_STEPS,
-        )
+        return NaturalGradientOptimizer(sites, other_optimizer, lr=self.lr, settling=SETTLING_STEPS)
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LambdaLR:
         """Let rates rise for 5 % of the steps, then fall to zero along a cosine; ``step`` it after each step.
@@ -217,20 +177,6 @@ class NaturalGradient(GuideOptim):
         """
         optimizer.param_groups[0]["settling"] = SETTLING_SHARE * steps
         return rise_and_fall(optimizer, steps)
-
-    def _set_widths(
-        self, guide: AutoPerSite, sites: Mapping[str, LocScaleSite], trace: Trace, curvature: float
-    ) -> None:
-        """Set the widths that were never trained, from the prior's precision and the curvature of all data."""
-        changes = guide.scale_change()
-        stddevs: dict[str, Tensor] = {}
-        for name, site in sites.items():
-            if changes[name] < ROUNDING:
-                stddev = moments(trace.nodes[name]["fn"], site.site.transform).stddev
-                zero = site.loc.new_zeros(())
-                precision = zero if stddev is None else stddev.square().reciprocal()
-                stddevs[name] = (precision + curvature).rsqrt()
-        guide.set_stddevs(stddevs)
 
 
 class SiteState(NamedTuple):
@@ -275,10 +221,6 @@ class SiteState(NamedTuple):
         )
         return state._replace(marks=torch.stack([state.sampled_now()] * 2))
 
-    def changed_by_steps(self) -> list[Tensor]:
-        """Return the tensors that each step changes; marks change in some steps only, outside of graphs."""
-        return [self.loc, self.scale, self.average, self.square, self.recent, self.width_square]
-
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the site by their names in the optimizer's state."""
         return {
@@ -295,10 +237,6 @@ class SiteState(NamedTuple):
             [some_of(self.loc), self.to_scale(some_of(self.scale.expand_as(self.loc))).log()]
         )
 
-    def mark(self) -> None:
-        """Replace the older mark by one of the current means and widths."""
-        self.marks.copy_(torch.stack([self.marks[1], self.sampled_now()]))
-
 
 class StepRates(NamedTuple):
     """The learning rates and averaging weights of a site's next step; in a graph 0-d tensors.
@@ -310,10 +248,9 @@ class StepRates(NamedTuple):
     width: float | Tensor
     #: The limit of the root mean square of a step of log(variance).
     limit: float | Tensor
-    #: The weights of new values in the averages of gradients, of their squares and of recent means.
+    #: The weights of new values in the average of gradients, and in those of their squares and of recent means.
     average: float | Tensor
     square: float | Tensor
-    recent: float | Tensor
 
 
 class NaturalGradientOptimizer(GraphOptimizer):
@@ -324,8 +261,7 @@ class NaturalGradientOptimizer(GraphOptimizer):
 
     :param sites: the sites to train by natural gradients.
     :param other_optimizer: the optimizer of other parameters, or None.
-    :param settings: the learning rate ``lr``, the decays ``beta1`` and ``beta2``, and ``settling``, the number of steps
-        before the rate of widths falls.
+    :param settings: the learning rate ``lr``, and ``settling``, the number of steps before the rate of widths falls.
     """
 
     def __init__(
@@ -336,13 +272,13 @@ class NaturalGradientOptimizer(GraphOptimizer):
         self.sites = sites
         #: The optimizer of other parameters, whose groups and state are parts of those of this optimizer.
         self.other_optimizer = other_optimizer
-        #: The tensors that :meth:`update_in_graph` changes.
+        #: The tensors that :meth:`update_in_graph` changes, and marks, which only :meth:`count_step` changes.
         self.changed_tensors = []
         for site in sites:
             counts = {"steps": 0, "width_steps": 0, "sum_of_mean_rates": 0.0, "sum_of_rates": 0.0}
             # The number of steps and both sums at each mark.
             self.state[site.loc] = {**counts, "trail": [[0, 0.0, 0.0]], **site.state_tensors()}
-            self.changed_tensors += site.changed_by_steps()
+            self.changed_tensors += site.loc, site.scale, *site.state_tensors().values()
         loc = sites[0].loc
         #: A 0-d tensor; while it is not zero, :meth:`update_in_graph` changes nothing.
         self.stopped = loc.new_zeros((), dtype=torch.float32)
@@ -391,14 +327,10 @@ class NaturalGradientOptimizer(GraphOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients: list[tuple[Tensor | None, Tensor | None]] = []
-        have_gradients: list[tuple[bool, bool]] = []
-        for site in self.sites:
-            gradients.append((site.loc.grad, site.scale.grad))
-            have_gradients.append((site.loc.grad is not None, site.scale.grad is not None))
+        gradients = [(site.loc.grad, site.scale.grad) for site in self.sites]
         rates = self.next_rates()
         self._update_sites(gradients, rates, {})
-        self._count_steps(have_gradients, rates)
+        self._count_steps(gradients, rates)
         if self.other_optimizer is not None:
             self.other_optimizer.step()
         return loss
@@ -406,27 +338,27 @@ class NaturalGradientOptimizer(GraphOptimizer):
     @torch.no_grad()
     def count_step(self) -> None:
         """Count a step that :meth:`update_in_graph` has taken."""
-        self._count_steps([(True, True)] * len(self.sites), self._written)
+        # A graph updates the locations and scales of all sites.
+        self._count_steps([(site.loc, site.scale) for site in self.sites], self._written)
 
     def _count_steps(
-        self, updated: Sequence[tuple[bool, bool]], rates: Sequence[StepRates]
+        self, updated: Sequence[tuple[Tensor | None, Tensor | None]], rates: Sequence[StepRates]
     ) -> None:
-        """Count a step for the sites whose ``loc`` and ``scale`` were updated, and mark widths where it is time to."""
-        for site, (loc_updated, scale_updated), site_rates in zip(
-            self.sites, updated, rates, strict=True
-        ):
+        """Count a step of each ``loc`` and ``scale`` that is not None in ``updated``, and mark where it is time to."""
+        for site, (loc, scale), site_rates in zip(self.sites, updated, rates, strict=True):
             state = self.state[site.loc]
-            if loc_updated:
+            if loc is not None:
                 state["steps"] += 1
                 state["sum_of_mean_rates"] += site_rates.loc
-            if scale_updated:
+            if scale is not None:
                 state["width_steps"] += 1
                 state["sum_of_rates"] += site_rates.width
             trail, point = state["trail"], self._point_of(site)
             if point[0] > trail[-1][0] and point[0] >= MARK_GROWTH * trail[-1][0]:
                 trail.append(point)
                 if len(trail) % MARKS_PER_SAMPLE == 1:
-                    site.mark()
+                    # The current means and widths replace the older mark.
+                    site.marks.copy_(torch.stack([site.marks[1], site.sampled_now()]))
 
     def parameters_to_clip(self) -> list[Tensor]:
         """Return all parameters but the scales, which would end at wrong values if their gradients were clipped."""
@@ -455,7 +387,6 @@ class NaturalGradientOptimizer(GraphOptimizer):
                 "per_stddev": site.per_stddev,
                 "width_rate": rates.width,
                 "limit": rates.limit,
-                "is_published": self.param_groups[0]["beta2"] is not None,
             }
         return sites
 
@@ -528,22 +459,18 @@ class NaturalGradientOptimizer(GraphOptimizer):
     def _rates_after(self, steps: int, width_steps: int) -> StepRates:
         """Return the rates of the step that follows ``steps`` steps of means and ``width_steps`` steps of widths."""
         group = self.param_groups[0]
-        beta2 = group["beta2"]
-        gradient_weight = 1.0 - group["beta1"]
         # The sums of the weights in the averages so far; division by them removes the bias, as in Adam.
-        of_average = 1.0 - (1.0 - gradient_weight) ** (steps + 1)
+        of_average = 1.0 - (1.0 - GRADIENT_SHARE) ** (steps + 1)
         of_square = 1.0 - (1.0 - SQUARE_SHARE) ** (steps + 1)
         of_widths = 1.0 - (1.0 - SQUARE_SHARE) ** (width_steps + 1)
-        loc = group["lr"] / of_average
-        if beta2 is None:
-            loc *= math.sqrt(of_square) * min(1.0, math.sqrt(STEADY_STEPS / (steps + 1)))
-            width = width_rate(width_steps + 1, group["settling"])
-            limit = min(MOST_LIMIT, max(LEAST_LIMIT, width_rate(0, group["settling"])))
-        else:
-            width = 1.0 - beta2
-            limit = MOST_LIMIT
+        slowing = min(1.0, math.sqrt(STEADY_STEPS / (steps + 1)))
+        limit = min(MOST_LIMIT, max(LEAST_LIMIT, width_rate(0, group["settling"])))
         return StepRates(
-            loc, width, limit * math.sqrt(of_widths), gradient_weight, SQUARE_SHARE, RECENT_SHARE
+            loc=group["lr"] / of_average * (math.sqrt(of_square) * slowing),
+            width=width_rate(width_steps + 1, group["settling"]),
+            limit=limit * math.sqrt(of_widths),
+            average=GRADIENT_SHARE,
+            square=SQUARE_SHARE,
         )
 
     def _update_sites(
@@ -553,7 +480,6 @@ class NaturalGradientOptimizer(GraphOptimizer):
         scales: Mapping[Tensor, Tensor],
     ) -> None:
         """Update each site's ``loc`` and ``scale`` from their gradients; one without a gradient stays as it is."""
-        is_published = self.param_groups[0]["beta2"] is not None
         for site, (loc_gradient, scale_gradient), site_rates in zip(
             self.sites, gradients, rates, strict=True
         ):
@@ -562,12 +488,8 @@ class NaturalGradientOptimizer(GraphOptimizer):
                 scale = site.to_scale(site.scale)
             variance = (scale / site.per_stddev).square()
             if scale_gradient is not None:
-                fall = _update_scale(site, scale_gradient, site_rates, scale)
-                if is_published:
-                    variance = variance * torch.exp(-fall)
-            if loc_gradient is not None and is_published:
-                _update_loc_as_published(site, loc_gradient, site_rates, variance)
-            elif loc_gradient is not None:
+                _update_scale(site, scale_gradient, site_rates, scale)
+            if loc_gradient is not None:
                 _update_loc(site, loc_gradient, site_rates, variance)
 
 
@@ -584,13 +506,13 @@ def some_of(values: Tensor) -> Tensor:
 
 def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
     """Return the derivative of unconstrained scales by log(scale)."""
-    return scale * _inverse_slope(to_scale, unconstrained, scale)
+    if isinstance(to_scale, SoftplusTransform):
+        return scale * (1.0 + unconstrained.exp().reciprocal())
+    return scale * torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
 
 
-def _update_scale(
-    site: SiteState, scale_gradient: Tensor, rates: StepRates, scale: Tensor
-) -> Tensor:
-    """Update a site's scales in place, and return by how much the logarithm of its variances falls."""
+def _update_scale(site: SiteState, scale_gradient: Tensor, rates: StepRates, scale: Tensor) -> None:
+    """Update a site's scales in place."""
     by_log = by_log_scale(site.to_scale, site.scale, scale)
     derivative = scale_gradient * by_log
     if site.weights_per_scale > 1:
@@ -601,7 +523,6 @@ def _update_scale(
     # prior, so they must keep their size.
     fall = derivative * (rates.limit / (site.width_square.sqrt() + TINY)).clamp(max=rates.width)
     site.scale.addcmul_(fall, by_log, value=-0.5)
-    return fall
 
 
 def _update_loc(site: SiteState, loc_gradient: Tensor, rates: StepRates, variance: Tensor) -> None:
@@ -611,7 +532,7 @@ def _update_loc(site: SiteState, loc_gradient: Tensor, rates: StepRates, varianc
     """
     site.average.lerp_(loc_gradient, rates.average)
     site.square.lerp_(loc_gradient.square(), rates.square)
-    site.recent.lerp_(site.loc, rates.recent)
+    site.recent.lerp_(site.loc, rates.square)
     travel = site.loc - site.recent
     squared_unit = torch.addcmul(variance, travel, travel, value=TRAVEL**2)
     largest_squared_unit = MOST_SHARE**2 * torch.addcmul(variance, site.loc, site.loc).mean()
@@ -619,42 +540,9 @@ def _update_loc(site: SiteState, loc_gradient: Tensor, rates: StepRates, varianc
     site.loc.sub_(unit * site.average / (site.square.sqrt() + TINY) * rates.loc)
 
 
-def _update_loc_as_published(
-    site: SiteState, loc_gradient: Tensor, rates: StepRates, variance: Tensor
-) -> None:
-    """Update a site's means by the average gradient times the variance, as in the published algorithm."""
-    site.average.lerp_(loc_gradient, rates.average)
-    site.loc.sub_(variance * site.average * rates.loc)
-
-
-def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
-    """Return one over the derivative of scales by unconstrained parameters."""
-    if isinstance(to_scale, SoftplusTransform):
-        return 1.0 + unconstrained.exp().reciprocal()
-    return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
-
-
-def _checked_decay(name: str, value: object) -> float:
-    """Return the decay of an average after a check of its range."""
-    return check_number(
-        name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one"
-    )
-
-
 def _is_local(node: Node) -> bool:
     """Return whether a site is inside a subsampled plate."""
     return any((frame.full_size or frame.size) != frame.size for frame in node["cond_indep_stack"])
-
-
-def _checked_num_data(model: Model, trace: Trace) -> int:
-    """Return the number of data in a trace of the model; raise a ``ValueError`` if the model does not know it."""
-    likelihoods = [module for module in submodules(model) if isinstance(module, Likelihood)]
-    number = num_data_of(trace)
-    if number is None or any(likelihood.num_data is None for likelihood in likelihoods):
-        raise ValueError(
-            "num_data of the likelihood must be given, or a hand-written model's targets be in a plate of that size"
-        )
-    return number
 
 
 def _locs_and_scales(sites: Sequence[SiteState]) -> list[Tensor]:

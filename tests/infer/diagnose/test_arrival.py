@@ -89,7 +89,6 @@ def regression(rows=100):
     [
         ({}, {"epochs": 20}, "after epoch 19 of 20.* 'weight' .means by about .*; give more epochs"),
         ({"lr": 0.03}, {"epochs": 60}, "give more epochs or a larger batch_size, or leave lr out"),
-        ({"beta2": 0.99999}, {"epochs": 20}, "too narrow.*, or leave beta2 out"),
         ({}, {"callback": lambda record: record["epoch"] == 25}, "after epoch 25 of 300.*; return the last epoch"),
         ({}, {"patience": 1, "epochs": 150}, "of 150.*; return the last epoch, without validation"),
     ],

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Natural gradients: the point at rest, the authors' trajectories, and everything that a training can be asked for."""
+"""Natural gradients: the point at rest, and everything that a training can be asked for."""
 
 import copy
 import itertools
@@ -23,7 +23,7 @@ from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.compiler import cache
 from pyro_radial.infer.optim import natural_gradient
 from pyro_radial.infer.optim.joint import JointOptimizer
-from pyro_radial.infer.optim.natural_gradient import NaturalGradient, _inverse_slope
+from pyro_radial.infer.optim.natural_gradient import NaturalGradient, by_log_scale
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, run_on, trained
@@ -89,8 +89,7 @@ def test_linear_regression_rests_at_the_exact_mean_and_the_diagonal_of_the_preci
     model, data, mean, precision = regression()
     if kind.endswith("one scale"):
         precision = precision.mean().expand_as(precision)
-    optim = NaturalGradient(lr=0.7, hess_init=4.0, beta2=0.9)
-    means, precisions = train(model, GUIDES[kind](model), data, optim, steps=120, particles=2000)
+    means, precisions = train(model, GUIDES[kind](model), data, NaturalGradient(), steps=200, particles=2000)
     assert bool(((means - mean).abs() < 0.025 * precision.rsqrt()).all())
     torch.testing.assert_close(precisions, precision, rtol=0.025, atol=0.0)
 
@@ -154,59 +153,17 @@ def best_logistic(x, y, kind):
     return best.detach()[:2], (-2 * best.detach()[2:]).exp()
 
 
-@pytest.mark.parametrize(
-    ("kind", "start", "optim", "steps", "particles", "error"),
-    [
-        ("normal", None, NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.9), 100, 3000, 0.015),
-        # The rate of widths falls, so after 150 steps they are still a little off.
-        ("radial", 1.0, NaturalGradient(), 150, 2000, 0.03),
-    ],
-)
-def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(
-    double, kind, start, optim, steps, particles, error
-):
+@pytest.mark.parametrize("kind", ["normal", "radial"])
+def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(double, kind):
+    """The rate of widths falls, so after 150 steps they are still a little off."""
     x = torch.randn(12, 2)
     y = (x @ torch.tensor([1.0, -0.5]) + torch.randn(12) > 0).double()
     mean, precision = best_logistic(x, y, kind)
     model = logistic(x, y)
-    guide = GUIDES[kind](model) if start is None else GUIDES[kind](model, init_stddev=start)
-    means, precisions = train(model, guide, (x, y), optim, steps, particles)
-    assert bool(((means - mean).abs() < error * precision.rsqrt()).all())
-    torch.testing.assert_close(precisions, precision, rtol=error, atol=0.0)
-
-
-@pytest.mark.parametrize(("beta1", "prior"), [(0.0, 0.5), (0.9, 1e4)])
-def test_a_normal_posterior_takes_the_steps_of_ivon(double, monkeypatch, beta1, prior):
-    """The authors leave the prior out of the average of gradients: with no average or a flat prior there is no gap."""
-    ivon = pytest.importorskip("ivon", reason="needs ivon-opt")
-    x, y = torch.randn(30, 4), torch.randint(3, (30,))
-    net = nn.Linear(4, 3, bias=False)
-    model = SupervisedModel(BayesianModule(net, dist.Normal(0.0, prior)), likelihoods.Categorical(num_data=30))
-    guide = AutoMeanField(model)
-    decay = 1 / (30 * prior**2)
-    optimizer = NaturalGradient(lr=0.1, hess_init=0.7, beta1=beta1, beta2=0.9999).optimizer(model, guide, x, y)
-    settings = {"lr": 0.1, "hess_init": 0.7, "beta1": beta1, "beta2": 0.9999, "weight_decay": decay}
-    theirs = ivon.IVON([net.weight], ess=30, rescale_lr=False, **settings)
-    elbo = TermsELBO()(model, guide)
-    for _ in range(20):
-        optimizer.zero_grad()
-        before, state = guide.posterior()["weight"].base_dist, torch.get_rng_state()
-        drawn = guide(x, y)["weight"].detach()
-        torch.set_rng_state(state)
-        elbo(x, y).backward()
-        noise = ((drawn - before.loc) / before.scale).flatten()
-        monkeypatch.setattr(torch, "randn", lambda *args, noise=noise, **kwargs: noise)
-        with theirs.sampled_params(train=True):
-            theirs.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
-        monkeypatch.undo()
-        optimizer.step()
-        theirs.step()
-        now = guide.posterior()["weight"].base_dist
-        assert not torch.equal(before.loc, now.loc)
-        torch.testing.assert_close(now.loc, net.weight, rtol=0.0, atol=1e-7)
-        hessian = theirs.param_groups[0]["hess"].reshape(3, 4)
-        torch.testing.assert_close(now.scale, (30 * (hessian + decay)).rsqrt(), rtol=1e-7, atol=0.0)
+    guide = GUIDES[kind](model, init_stddev=1.0)
+    means, precisions = train(model, guide, (x, y), NaturalGradient(), steps=150, particles=2000)
+    assert bool(((means - mean).abs() < 0.03 * precision.rsqrt()).all())
+    torch.testing.assert_close(precisions, precision, rtol=0.03, atol=0.0)
 
 
 def exact(x, noise):
@@ -231,9 +188,9 @@ SEVERAL_DRAWS = TermsELBO(4, vectorize_particles=True, max_plate_nesting=1)
 ARRIVALS = {
     "narrow, clipped": {"guide": {"init_stddev": 0.001}, "clip_norm": 1.0},
     "wide, batches": {"kind": "a radius for each row", "guide": {"init_stddev": 1.0}, "batch_size": 50, "epochs": 100},
-    "hess_init=100, local": {"kind": "normal", "optimizer": {"hess_init": 100.0}, "is_local": True, "epochs": 300},
-    "one scale, hess_init=100": {"kind": "radial, one scale", "optimizer": {"hess_init": 100.0}, "epochs": 300},
-    "hess_init=0.01, several draws": {"optimizer": {"hess_init": 0.01}, "loss": SEVERAL_DRAWS, "epochs": 300},
+    "narrow, local": {"kind": "normal", "guide": {"init_stddev": 0.007}, "is_local": True, "epochs": 300},
+    "narrow, one scale": {"kind": "radial, one scale", "guide": {"init_stddev": 0.007}, "epochs": 300},
+    "wide, several draws": {"guide": {"init_stddev": 0.6}, "loss": SEVERAL_DRAWS, "epochs": 300},
     "correlated features": {"layer": {"correlation": 0.8, "scales": [0.1, 1.0, 3.0, 10.0]}, "epochs": 500},
 }
 
@@ -245,8 +202,7 @@ def test_the_default_arrives(double, name, recorded_only):
     model, data = layer(**settings.pop("layer", {}))
     model.local_reparameterization = settings.pop("is_local", False)
     guide = GUIDES[settings.pop("kind", "radial")](model.double(), **settings.pop("guide", {}))
-    optim = NaturalGradient(**settings.pop("optimizer", {}))
-    trained(model, guide, data=data, optim=optim, **settings)
+    trained(model, guide, data=data, optim=NaturalGradient(), **settings)
     mean, stddev = exact(data, 0.5)
     posterior = guide.posterior()["weight"]
     assert bool(((posterior.mean - mean).abs() < 0.6 * stddev).all()), (posterior.mean - mean) / stddev
@@ -304,14 +260,6 @@ def test_a_mark_of_means_and_widths_is_a_quarter_to_a_half_of_the_steps_old(doub
         assert float(progress["before"][0, 0]) == trail[marked][0] or marked == 0
         assert trail[-1][0] == step > trail[-2][0]
         assert step < 100 or 0.25 * step < step - trail[marked][0] < 0.52 * step
-
-
-def test_widths_start_at_the_curvature_of_the_data_and_the_precision_of_the_prior():
-    model, guide = problem()
-    NaturalGradient(hess_init=0.3).optimizer(model, guide, *data())
-    for posterior in guide.posterior().values():
-        expected = torch.tensor((1 / (ROWS * 0.3 + 1.0)) ** 0.5)
-        torch.testing.assert_close(posterior.stddev, expected.expand_as(posterior.stddev))
 
 
 @pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField])
@@ -382,9 +330,10 @@ def test_widths_take_steps_of_a_known_size_and_rare_large_derivatives_hold_them(
         (rates,) = optimizer.next_rates()
         derivative = 1e4 * (38.0 if step % 20 == 7 else -1.0)
         with torch.no_grad():
-            by_scale = derivative / natural_gradient.by_log_scale(site.to_scale, site.scale, scale)
-            falls.append(natural_gradient._update_scale(site, by_scale, rates, scale)[0, 0])
-            site.scale.copy_(site.to_scale.inv(scale))
+            by_log, before = by_log_scale(site.to_scale, site.scale, scale), site.scale.clone()
+            natural_gradient._update_scale(site, derivative / by_log, rates, scale)
+            falls.append((2.0 * (before - site.scale) / by_log)[0, 0])
+            site.scale.copy_(before)
         optimizer._count_steps([(True, True)], [rates])
     late = torch.stack(falls[400:])
     assert 0.7 * limit < late.square().mean().sqrt() < limit
@@ -405,17 +354,9 @@ def test_a_deep_network_under_a_wide_prior_does_not_diverge(guide_class):
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
 
 
-def test_a_trained_guide_keeps_its_widths():
-    model, guide = problem()
-    trained(model, guide, optim=NaturalGradient(beta2=0.9))
-    before = copy.deepcopy(guide.state_dict())
-    NaturalGradient().optimizer(model, guide, *data())
-    assert_same(guide.state_dict(), before)
-
-
 def test_gradients_that_would_make_a_variance_negative_leave_it_positive():
     model, guide = problem()
-    optimizer = NaturalGradient(lr=1e-6, beta2=0.0).optimizer(model, guide, *data())
+    optimizer = NaturalGradient(lr=1e-6).optimizer(model, guide, *data())
     for size in (-1e6, -1.0, 1.0, 1e6):
         for site in guide.loc_scale_sites().values():
             site.loc.grad, site.scale.grad = torch.ones_like(site.loc), torch.full_like(site.scale, size)
@@ -425,14 +366,16 @@ def test_gradients_that_would_make_a_variance_negative_leave_it_positive():
 
 
 @pytest.mark.parametrize("constraint", [constraints.softplus_positive, constraints.positive])
-def test_the_inverse_slope_of_scales_is_that_of_automatic_differentiation(double, constraint, monkeypatch):
+def test_the_derivative_by_the_logarithm_of_scales_is_that_of_automatic_differentiation(
+    double, constraint, monkeypatch
+):
     to_scale, x = transform_to(constraint), torch.linspace(-30.0, 30.0, 13, requires_grad=True)
     scale = to_scale(x)
     slope = torch.autograd.grad(scale.sum(), x)[0]
     if constraint is constraints.softplus_positive:
         # By way of the density it takes two functions more, in each step for each weight.
         monkeypatch.delattr(type(to_scale), "log_abs_det_jacobian")
-    torch.testing.assert_close(_inverse_slope(to_scale, x, scale), 1 / slope)
+    torch.testing.assert_close(by_log_scale(to_scale, x, scale), scale / slope)
 
 
 def test_other_parameters_take_ordinary_steps():
@@ -465,7 +408,7 @@ def test_it_learns_in_bfloat16_after_an_epoch_of_means():
     """Here the loss has no exact posterior; :func:`test_the_default_arrives` has the other options."""
     model, guide = problem()
     options = {"autocast": torch.bfloat16, "mean_only_epochs": 1}
-    _, result = trained(model, guide, optim=NaturalGradient(hess_init=0.2), epochs=20, batch_size=10, **options)
+    _, result = trained(model, guide, optim=NaturalGradient(), epochs=20, batch_size=10, **options)
     losses = [record["nll"] + record["kl"] for record in result.history]
     assert sum(losses[-5:]) < sum(losses[:5])
     assert all(bool((site.scale != site.scale.flatten()[0]).any()) for site in guide.loc_scale_sites().values())
@@ -507,7 +450,7 @@ def test_recorded_steps_are_the_steps_as_they_are(setting, recorded_only, monkey
     for compiled in (False, True):
         have_gradients = set()
         model, guide = problem(net)
-        ends.append(trained(model, guide, optim=NaturalGradient(beta2=0.99), compile=compiled, **options)[0])
+        ends.append(trained(model, guide, optim=NaturalGradient(), compile=compiled, **options)[0])
     assert len(have_gradients) == num_gradients
     for name, value in ends[0].items():
         # Rounding in a few steps.
@@ -529,7 +472,7 @@ def test_a_compiled_step_in_the_graph_is_the_step_as_it_is():
 def test_recorded_steps_go_on_from_a_loaded_state():
     x, y = data()
     model, guide = problem()
-    svi = CompiledSVI(model, guide, NaturalGradient(lr=0.05, beta2=0.99), TermsELBO(), compile=False)
+    svi = CompiledSVI(model, guide, NaturalGradient(lr=0.05), TermsELBO(), compile=False)
     svi.step(x, y)
     parameters, state = copy.deepcopy((guide.state_dict(), svi.optimizer.state_dict()))
     ends = []
@@ -650,12 +593,6 @@ def test_a_guide_without_a_marginal_variance_is_refused_by_name():
     guide = AutoRadial(model, families={".": families.Delta()})
     with pytest.raises(ValueError, match=r"guide must have a site with a normal or radial family.*'0.weight': 'Delta'"):
         trained(model, guide, optim=NaturalGradient())
-
-
-def test_an_unknown_number_of_data_is_refused():
-    model, guide = problem(likelihood=likelihoods.Categorical())
-    with pytest.raises(ValueError, match="num_data"):
-        NaturalGradient().optimizer(model, guide, *data())
 
 
 def test_a_run_that_diverges_is_named_and_keeps_its_checkpoint(tmp_path):
