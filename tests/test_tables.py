@@ -12,7 +12,8 @@ from torch.distributions import kl_divergence
 
 from pyro_radial.distributions.moments import center, moments
 from pyro_radial.distributions.storage import describe, rebuild
-from pyro_radial.testing import DistributionTests, GuideTests
+from pyro_radial.testing import DistributionTests
+from tests.helpers.guides import OwnGuideTests
 from tests.tables import DISTRIBUTIONS, GUIDES
 
 NUM_SAMPLES = 10_000
@@ -24,7 +25,7 @@ for _name, _row in DISTRIBUTIONS.items():
 
 for _name, _make in GUIDES.items():
     _class = type(
-        f"Test{_name}", (GuideTests,), {"make": lambda self, model, make=_make, **kwargs: make(model, **kwargs)}
+        f"Test{_name}", (OwnGuideTests,), {"make": lambda self, model, make=_make, **kwargs: make(model, **kwargs)}
     )
     globals()[_class.__name__] = _class
 del _class

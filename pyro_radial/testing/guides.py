@@ -3,7 +3,6 @@
 
 """Test cases for every automatic guide, on models with weights, constraints, plates and subsampling."""
 
-import copy
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +12,7 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
 import torch
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoGuideList
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
@@ -41,7 +39,7 @@ def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
         )
 
 
-def _train(
+def train(
     model: object,
     guide: object,
     *args: object,
@@ -81,7 +79,7 @@ def constrained_model() -> None:
 
 
 class GuideTests:
-    """Check a guide with every loss of Pyro's, plates and subsampling, predictions, copies and saved states.
+    """Check a guide with every loss of Pyro's, subsampling, saved states, its posterior and its quantiles.
 
     Inherit from it, define :meth:`make`, and let pytest collect the class.
     """
@@ -122,15 +120,6 @@ class GuideTests:
             twin: Any = guide_trace.nodes[name]
             assert twin["value"].shape == site["value"].shape
             assert twin["fn"].batch_shape == site["fn"].batch_shape
-
-    def test_replaying_a_draw_gives_the_model_that_draw(
-        self, guide: AutoPerSite, data: Data
-    ) -> None:
-        guide_trace = poutine.trace(guide).get_trace(*data)
-        replayed = poutine.trace(poutine.replay(weights_model, trace=guide_trace)).get_trace(*data)
-        drawn: Any = guide_trace.nodes["layer.weight"]
-        replayed_site: Any = replayed.nodes["layer.weight"]
-        assert torch.equal(replayed_site["value"], drawn["value"])
 
     @pytest.mark.parametrize(
         "model", [weights_model, constrained_model], ids=["weights", "constrained"]
@@ -173,7 +162,7 @@ class GuideTests:
     def test_training_lowers_the_loss_by_svi_and_by_torch(self, local: bool, data: Data) -> None:
         with pyro.settings.context(module_local_params=local):
             guide = self.make(weights_model)
-            losses = _train(weights_model, guide, *data, lr=0.05, steps=15, num_particles=2)
+            losses = train(weights_model, guide, *data, lr=0.05, steps=15, num_particles=2)
             assert sum(losses[-5:]) < sum(losses[:5])
             elbo = TermsELBO(num_particles=2)(weights_model, self.make(weights_model))  # type: ignore[arg-type]
             elbo(*data)
@@ -194,50 +183,8 @@ class GuideTests:
         assert draw["local"].shape == (3, 2)
         assert guide.median()["local"].shape == (7, 2)
         initial_median = guide.median()["local"].clone()
-        _train(local_model, guide, data, 3, lr=0.05, steps=20)
+        train(local_model, guide, data, 3, lr=0.05, steps=20)
         assert bool((guide.median()["local"] != initial_median).any(-1).all())
-
-    def test_create_plates_chooses_the_rows(self) -> None:
-        data = torch.randn(7, 2)
-        rows = torch.tensor([1, 4])
-
-        def plates(data: Tensor, batch: int | None = None) -> pyro.plate:
-            return pyro.plate("rows", len(data), subsample=rows)
-
-        guide = self.make(local_model, create_plates=plates)
-        guide(data, 2)
-        with torch.no_grad():
-            guide_trace = poutine.trace(guide).get_trace(data, 2)
-        assert guide_trace.nodes["local"]["value"].shape == (2, 2)
-        assert torch.equal(guide_trace.nodes["rows"]["value"], rows)
-
-    def test_it_joins_an_autoguidelist(self, data: Data) -> None:
-        guide = AutoGuideList(weights_model)
-        guide.append(self.make(poutine.block(weights_model, hide=["noise"])))
-        guide.append(AutoDelta(poutine.block(weights_model, expose=["noise"])))
-        assert set(guide(*data)) == {"layer.weight", "layer.bias", "noise"}
-        assert set(guide.median(*data)) == {"layer.weight", "layer.bias", "noise"}
-        svi = SVI(weights_model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.01}), Trace_ELBO())
-        assert svi.step(*data) > 0
-
-    @pytest.mark.parametrize("parallel", [False, True])
-    def test_predictive_draws_from_the_guide(
-        self, parallel: bool, guide: AutoPerSite, data: Data
-    ) -> None:
-        x = data[0]
-        draws = Predictive(weights_model, guide=guide, num_samples=5, parallel=parallel)(x)
-        assert draws["y"].shape == (5, 6, 2)
-        latent = Predictive(guide, num_samples=5, parallel=parallel)(x)
-        assert latent["layer.weight"].shape == (5, 2, 3)
-
-    def test_setup_makes_the_parameters_without_training(self, data: Data) -> None:
-        guide = self.make(weights_model)
-        assert not list(guide.parameters())
-        guide.setup(*data)
-        names = [name for name, _ in guide.named_parameters()]
-        assert names
-        guide.setup(*data)
-        assert [name for name, _ in guide.named_parameters()] == names
 
     def test_state_dict_round_trip_is_exact_and_loads_weights_only(
         self, guide: AutoPerSite, data: Data
@@ -254,41 +201,6 @@ class GuideTests:
         twin = twin_guide(*data)
         assert all(torch.equal(draw[name], twin[name]) for name in draw)
 
-    def test_loading_into_a_guide_without_parameters_says_to_set_it_up(
-        self, guide: AutoPerSite
-    ) -> None:
-        with pytest.raises(RuntimeError, match="setup"):
-            self.make(weights_model).load_state_dict(guide.state_dict())
-
-    @pytest.mark.parametrize("called_before", [False, True])
-    def test_copying_and_saving_leave_the_original_usable(
-        self, called_before: bool, data: Data
-    ) -> None:
-        guide = self.make(weights_model)
-        if called_before:
-            guide(*data)
-        twin = copy.deepcopy(guide)
-        torch.save(guide, io.BytesIO())
-        assert set(guide(*data)) == set(twin(*data))
-
-    def test_a_copy_trains_on_its_own(self, guide: AutoPerSite, data: Data) -> None:
-        twin = copy.deepcopy(guide)
-        medians = {name: value.clone() for name, value in guide.median().items()}
-        _train(weights_model, twin, *data)
-        guide(*data)
-        assert all(torch.equal(guide.median()[name], medians[name]) for name in medians)
-        assert not torch.equal(twin.median()["layer.weight"], medians["layer.weight"])
-
-    def test_two_guides_of_one_class_do_not_train_each_other(
-        self, guide: AutoPerSite, data: Data
-    ) -> None:
-        second = self.make(weights_model)
-        second(*data)
-        bias = second.median()["layer.bias"].clone()
-        _train(weights_model, guide, *data)
-        second(*data)
-        assert torch.equal(second.median()["layer.bias"], bias)
-
     def test_the_posterior_is_detached_and_stays_as_it_was(
         self, guide: AutoPerSite, data: Data
     ) -> None:
@@ -296,17 +208,9 @@ class GuideTests:
         value = posterior["layer.weight"].sample()
         log_prob = posterior["layer.weight"].log_prob(value)
         assert not log_prob.requires_grad
-        _train(weights_model, guide, *data, steps=1)
+        train(weights_model, guide, *data, steps=1)
         assert torch.equal(posterior["layer.weight"].log_prob(value), log_prob)
         assert bool((posterior["noise"].sample((50,)) > 0).all())
-
-    def test_a_loss_at_the_median_is_finite_and_silent(
-        self, guide: AutoPerSite, data: Data
-    ) -> None:
-        at_median = poutine.condition(guide, data=guide.median())
-        trace = poutine.trace(at_median).get_trace(*data)
-        trace.compute_log_prob()
-        assert bool(torch.isfinite(torch.as_tensor(trace.log_prob_sum()).detach()))
 
     def test_quantiles_are_those_of_draws(self, guide: AutoPerSite) -> None:
         if not self.has_quantiles:
@@ -320,18 +224,3 @@ class GuideTests:
                 frequency = (draws <= quantile).double().mean(0)
                 error = (level * (1 - level) / NUM_PARTICLES) ** 0.5
                 assert bool(((frequency - level).abs() <= STANDARD_ERRORS * error).all())
-
-    def test_quantiles_of_a_site_that_mixes_elements_are_refused_by_name(self) -> None:
-        if not self.has_quantiles:
-            pytest.skip("the guide has no quantiles")
-        guide = self.make(constrained_model)
-        guide()
-        with pytest.raises(ValueError, match="mixture"):
-            guide.quantiles([0.5])
-
-    def test_a_discrete_latent_site_is_refused_by_name(self) -> None:
-        def model() -> None:
-            pyro.sample("coin", dist.Bernoulli(0.5))
-
-        with pytest.raises(ValueError, match="coin"):
-            self.make(model)()
