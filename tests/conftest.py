@@ -36,6 +36,15 @@ def clean_start():
     pyro.clear_param_store()
 
 
+@pytest.fixture(autouse=True)
+def no_second_process(request, monkeypatch):
+    """Nothing is compiled in the background, and code of former runs is not used, unless a test asks for it."""
+    if "second_process" not in request.fixturenames:
+        from pyro_radial.infer.compiler.background import BackgroundCode
+
+        monkeypatch.setattr(BackgroundCode, "code", lambda *_: None)
+
+
 @pytest.fixture
 def data_dir():
     """The folder of real data, or a skip that says so."""
@@ -70,6 +79,4 @@ def recorded_only(monkeypatch):
 
     made = []
     monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: made.append(module) or module)
-    inductor.forget()
-    yield made
-    inductor.forget()
+    return made

@@ -197,7 +197,7 @@ def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, natura
     optim = NaturalGradient(lr=1e-3) if natural else pyro.optim.Adam({"lr": 1e-3})
     made = kind(model, guide(model), optim, elbo)
     if isinstance(made, CompiledSVI):
-        made.graphs.compile_after = 0
+        made.graphs.compile_now = True
     return made
 
 

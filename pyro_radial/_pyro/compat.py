@@ -12,6 +12,7 @@ from functools import partial, reduce
 from importlib import import_module
 from itertools import chain
 from operator import attrgetter
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 from unittest import mock
@@ -70,6 +71,7 @@ __all__ = [
     "check_model_guide_match",
     "check_site_shape",
     "compile_graph",
+    "compile_library",
     "constant_in_graphs",
     "deep_setattr",
     "forget_handlers",
@@ -122,6 +124,8 @@ GLOBAL_STEP_HOOKS = (
     torch_optimizer._global_optimizer_pre_hooks,
     torch_optimizer._global_optimizer_post_hooks,
 )
+# The file of a compiled graph.
+LIBRARY = "code.so"
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The undocumented methods that our subclasses override, by Pyro's class.
@@ -387,6 +391,26 @@ def compile_graph(
         if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
             raise CompilerMissingError(str(error).splitlines()[0]) from error
         raise
+
+
+def compile_library(
+    module: GraphModule, examples: Sequence[Tensor], options: Mapping[str, object], folder: Path
+) -> None:
+    """Compile a graph for a CPU to a library, for :func:`load_library` in another process."""
+    from torch._inductor import aot_compile
+
+    path = str(folder / LIBRARY)
+    with torch.no_grad():
+        aot_compile(module, tuple(examples), options={**options, "aot_inductor.output_path": path})
+    # The loader reads the operations that the library leaves to torch under this name.
+    for operations in folder.glob("*.wrapper.json"):
+        operations.rename((folder / LIBRARY).with_suffix(".json"))
+
+
+def load_library(folder: Path) -> Callable[..., Sequence[Tensor]]:
+    """Load a library that :func:`compile_library` has made; this does not import inductor."""
+    run = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / LIBRARY), 1).run
+    return lambda *tensors: run(list(tensors))
 
 
 def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str, float]]:

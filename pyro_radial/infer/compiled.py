@@ -103,8 +103,8 @@ class CompiledELBO:
 
     @property
     def eager_reasons(self) -> list[str]:
-        """The reasons why programs ran as usual, or why only a part of a step is a CUDA graph; empty without any."""
-        return [*self.graphs.eager_reasons, *self.graphs.uncaptured_reasons]
+        """The reasons why programs ran as usual, graphs uncompiled, or steps in part outside of a CUDA graph."""
+        return [*self.graphs.eager_reasons, *self.graphs.fallback_reasons]
 
     def loss(self, model: Model, guide: Guide, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss without gradients."""
@@ -168,9 +168,9 @@ class CompiledSVI(CompiledELBO):
     r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
     The first step with a signature runs the program once and records the tensor operations of its loss and gradients.
-    Later steps replay them with fresh noise; after a thousand replays inductor compiles the graph. On a GPU it compiles
-    it at once, and the whole step, with that of the optimizer, becomes one CUDA graph. A signature is the tree, shapes,
-    strides, dtypes and devices of the arguments, and the values of arguments that are not tensors.
+    Later steps replay them with fresh noise, while a second process compiles the graph by inductor; its code stays on
+    disk. On a GPU the first step compiles it, and the whole step, with that of the optimizer, becomes one CUDA graph. A
+    signature is the tree, shapes, strides, dtypes and devices of the arguments, and the values of other arguments.
 
     Parameters, buffers and other tensors, the scale N / B and the weight of the KL are inputs of the graph. The first
     run also finds the Python state that the program reads: attributes, closures, globals, items of containers, hooks,

@@ -78,5 +78,4 @@ def capture_on_cpu(monkeypatch):
     device = CalledAgain()
     monkeypatch.setattr(cache, "device_graphs", lambda _: device)
     monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: module)
-    inductor.forget()
     return device

@@ -423,10 +423,10 @@ def assert_same_steps(found: list[dict[str, Tensor]], expected: list[dict[str, T
 class Graphed:
     """A loss by graphs, as a function of the arguments: returns it, and each parameter with its gradient."""
 
-    def __init__(self, model, guide, loss, *, compile_after=None, **settings):
+    def __init__(self, model, guide, loss, *, compile_now=False, **settings):
         self.model, self.guide, self.loss = model, guide, loss
         self.graphs = Graphs(**settings)
-        self.graphs.compile_after = compile_after
+        self.graphs.compile_now = compile_now
         self.latest = None
 
     def __call__(self, args, kwargs=None, *, gradients=True):

@@ -167,7 +167,7 @@ class Training:
     def compile(self) -> None:
         """Compile graphs at their next use."""
         if isinstance(self.svi, CompiledSVI):
-            self.svi.graphs.compile_after = 0
+            self.svi.graphs.compile_now = True
 
     def final(self, draws: int) -> float:
         """The mean loss over draws."""

@@ -93,7 +93,7 @@ class Training:
     def compile(self) -> None:
         """Compile graphs from the next step on."""
         self.svi.graphs.compile = True
-        self.svi.graphs.compile_after = 0
+        self.svi.graphs.compile_now = True
 
     def trained(self, steps: int) -> list[dict[str, list[float]]]:
         """The parameters after training from the start, by seed."""

@@ -46,9 +46,6 @@ from pyro_radial.infer.step.evaluation import (
     why_not_differentiable,
 )
 
-# A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
-USES_BEFORE_COMPILING = 1000
-
 # A graph is compared with its program at these uses, and whenever comparisons have taken less than this share of the
 # time.
 CHECKED_USES, CHECKED_SHARE = (2, 10, 100), 0.01
@@ -106,8 +103,9 @@ class Graphs:
         self._started = perf_counter()
         self._num_recordings = 0
         self._recording_seconds = 0.0
-        #: The uses of a graph before it is compiled; None for 1,000 on a CPU and zero where steps are captured.
-        self.compile_after: int | None = None
+        #: Whether to compile a graph at its first use or never; None compiles it in the background, where steps are not
+        #: captured.
+        self.compile_now: bool | None = None
         # Captures steps; None before the first recording, and on a CPU.
         self._device = device
         #: The reasons why programs run without a graph; empty if all have one.
@@ -123,7 +121,7 @@ class Graphs:
     def __call__(self, call: Call, *, compile_now: bool | None = None) -> LossEvaluation:
         """Evaluate a loss.
 
-        :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
+        :param compile_now: whether to compile the graph at its first use or never, instead of in the background.
         """
         if self._must_run_as_it_is(call):
             return _run_as_it_is(call)
@@ -147,17 +145,11 @@ class Graphs:
         is_due = program.uses in CHECKED_USES or program.last_use > program.next_check
         if is_due and self._is_wrong(program, key, call, leaves):
             return _run_as_it_is(call)
-        return program.replay(call, leaves, self._uses_before_compiling(compile_now), self.options)
-
-    def _uses_before_compiling(self, compile_now: bool | None) -> int | None:
-        """Return the uses before a graph is compiled; None never compiles it."""
-        if not self.compile or compile_now is False:
-            return None
-        if compile_now:
-            return 0
-        if self.compile_after is not None:
-            return self.compile_after
-        return USES_BEFORE_COMPILING if self._device is None else 0
+        if compile_now is None:
+            compile_now = self.compile_now
+        if compile_now is None and (self._device is not None or program.device.type != "cpu"):
+            compile_now = True
+        return program.replay(call, leaves, self.compile and compile_now, self.options)
 
     @property
     def programs(self) -> list[Program]:
@@ -165,11 +157,11 @@ class Graphs:
         return list(chain.from_iterable(self._programs.values()))
 
     @property
-    def uncaptured_reasons(self) -> list[str]:
-        """The reasons why steps, or the optimizer's part of them, are not in a CUDA graph on a GPU."""
+    def fallback_reasons(self) -> list[str]:
+        """The reasons why graphs are not compiled, or why steps or the optimizer's part are not in a CUDA graph."""
         reasons: list[str] = []
         for program in self.programs:
-            reason = program.uncaptured_reason
+            reason = program.fallback_reason
             if reason is None and program.captured is not None:
                 reason = program.captured.eager_optimizer_reason
             if reason is not None and reason not in reasons:

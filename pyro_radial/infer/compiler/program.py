@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import stored_parameters
+from pyro_radial.infer.compiler.background import BackgroundCode, first_line
 from pyro_radial.infer.compiler.cuda import CapturedStep, CudaGraphs
-from pyro_radial.infer.compiler.inductor import GraphFunction, Options, compile_once, has_code
+from pyro_radial.infer.compiler.inductor import GraphFunction, Options, compile_at_once
 from pyro_radial.infer.compiler.signature import Leaves, is_number, number_tensor
 from pyro_radial.infer.compiler.state import Refused, Slot, State
 from pyro_radial.infer.compiler.tensor_graph import Graph, rehearsal
@@ -32,7 +33,7 @@ class Program:
     """The graph of a program, with the state that the program read, and the tensors that the graph takes.
 
     The inputs of the graph are its constants, the weight of the KL, other numbers, and the tensors among the arguments.
-    :meth:`replay` runs it as recorded at first, compiled after some uses, and on a GPU as a captured CUDA graph.
+    :meth:`replay` runs it as recorded at first, compiled when its code is ready, and on a GPU as a captured CUDA graph.
     """
 
     graph: Graph
@@ -52,8 +53,8 @@ class Program:
     cuda_graphs: CudaGraphs | None = None
     #: The captured step; None before the first one.
     captured: CapturedStep | None = None
-    #: Why steps cannot be captured; None if they can.
-    uncaptured_reason: str | None = None
+    #: Why steps cannot be captured, or the graph cannot be compiled; None if they can.
+    fallback_reason: str | None = None
     uses: int = 0
     #: The time of the latest use, in seconds of ``time.perf_counter``.
     last_use: float = 0.0
@@ -61,28 +62,48 @@ class Program:
     next_check: float = math.inf
     # The compiled code; None before it is compiled.
     _code: GraphFunction | None = None
+    # Looks for code that a second process makes.
+    _background: BackgroundCode | None = None
     # The latest arguments on a device that passed the guards, and their versions.
     _guarded: list[Tensor] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
 
     def replay(
-        self, call: Call, leaves: Leaves, compile_after: int | None, options: Options
+        self, call: Call, leaves: Leaves, compile_now: bool | None, options: Options
     ) -> LossEvaluation:
         """Evaluate the loss by the graph.
 
-        :param compile_after: the uses before the graph is compiled; None never compiles it.
+        :param compile_now: whether to compile the graph at once or never; None compiles it in the background.
         """
-        if self._code is None and compile_after is not None:
-            inputs = self.inputs(call, leaves)
-            if self.uses > compile_after or has_code(self.graph, inputs, options):
-                self._code = compile_once(self.graph, inputs, options)
+        if self._code is None and compile_now is not False:
+            if compile_now:
+                self._code = compile_at_once(self.graph, self.inputs(call, leaves), options)
                 self.captured = None
+            else:
+                self._code = self._find_code(call, leaves, options)
         evaluation = self._take_captured_step(call, leaves)
         if evaluation is not None:
             return evaluation
         if call.graph_optimizer is not None:
             call.graph_optimizer.write_rates()
-        return self._run(call, leaves, Mode.RECORDED if self._code is None else Mode.COMPILED)
+        is_recorded = self._code in (None, self.graph.module)
+        return self._run(call, leaves, Mode.RECORDED if is_recorded else Mode.COMPILED)
+
+    def _find_code(self, call: Call, leaves: Leaves, options: Options) -> GraphFunction | None:
+        """Return code from the background if it is ready, or the graph itself if there will be none, else None."""
+
+        def tensors() -> list[Tensor]:
+            return [*self.constants, *self.inputs(call, leaves)]
+
+        try:
+            if self._background is None:
+                self._background = BackgroundCode(self.graph, tensors(), options)
+            return self._background.code(tensors, self.uses)
+        # Training goes on, whatever goes wrong beside it.
+        except Exception as error:
+            self.fallback_reason = f"a graph is not compiled: {first_line(error)}"
+            warn(self.fallback_reason)
+            return self.graph.module
 
     def rehearse(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Evaluate the recorded graph on the current noise, and change nothing."""
@@ -102,7 +123,7 @@ class Program:
     def _take_captured_step(self, call: Call, leaves: Leaves) -> LossEvaluation | None:
         """Take a captured step; if it cannot be captured, change nothing and return None."""
         optimizer = call.optimizer
-        if self.cuda_graphs is None or optimizer is None or self.uncaptured_reason is not None:
+        if self.cuda_graphs is None or optimizer is None or self.fallback_reason is not None:
             return None
         if self.captured is None or not self.captured.is_of(call):
             for tensor in (*self.constants, *leaves.tensors()):
@@ -123,7 +144,7 @@ class Program:
 
     def _warn_uncaptured(self, reason: str) -> None:
         """Warn that steps are not captured, and remember the reason."""
-        self.uncaptured_reason = reason
+        self.fallback_reason = reason
         warn(f"the program runs without a CUDA graph: {reason}")
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:

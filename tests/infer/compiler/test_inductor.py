@@ -18,24 +18,17 @@ from tests.helpers.programs import PROGRAMS, Graphed
 X, Y = data(8)
 
 
-@pytest.fixture(autouse=True)
-def no_code():
-    inductor.forget()
-    yield
-    inductor.forget()
-
-
-def graphed(compile_after):
+def graphed(compile_now):
     net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
     model = classifier(net=net)
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    return Graphed(model, guide, TermsELBO(), compile_after=compile_after)
+    return Graphed(model, guide, TermsELBO(), compile_now=compile_now)
 
 
 def test_a_compiler_gets_no_random_numbers_to_draw(recorded_only):
     program = PROGRAMS["attention with dropout"]()
-    loss = Graphed(program.model, program.guide, program.loss, compile_after=0)
+    loss = Graphed(program.model, program.guide, program.loss, compile_now=True)
     # A refusal by the check would warn.
     losses = {float(loss(program.args)[0]) for _ in range(4)}
     assert len(losses) == 4
@@ -49,9 +42,7 @@ def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
         raise inductor.CompilerMissingError("no g++")
 
     monkeypatch.setattr(inductor, "compile_graph", missing)
-    loss = graphed(compile_after=2)
-    for _ in range(2):
-        loss((X, Y))
+    loss = graphed(compile_now=True)
     with pytest.warns(UserWarning, match=r"no compiler on this machine.*no g\+\+"):
         loss((X, Y))
     pyro.set_rng_seed(0)
@@ -62,7 +53,7 @@ def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
 
 @pytest.mark.parametrize("fault", ["results", "results with vectors alone", "changed tensors"])
 def test_wrong_code_is_not_used(monkeypatch, fault):
-    loss = graphed(compile_after=None)
+    loss = graphed(compile_now=False)
     loss((X, Y))
     statistic = loss.model.bnn.get_buffer("net.1.running_mean")
     vector_lengths = []
@@ -86,7 +77,7 @@ def test_wrong_code_is_not_used(monkeypatch, fault):
     graph = loss.programs[0].graph
     is_usable = fault == "results with vectors alone"
     with nullcontext() if is_usable else pytest.warns(UserWarning, match="gives other numbers"):
-        code = inductor.compile_once(graph, [torch.ones(()), X, Y], {})
+        code = inductor.compile_at_once(graph, [torch.ones(()), X, Y], {})
     assert vector_lengths == [None, 1]
     assert (code is graph.module) != is_usable
     assert torch.equal(torch.get_rng_state(), noise)

@@ -85,12 +85,10 @@ def test_a_resumed_run_compiles_the_graphs_that_an_undisturbed_one_does(tmp_path
     def compiled(module, *_):
         return lambda *values: [out * 1.001 if out.is_floating_point() else out for out in module(*values)]
 
-    code.forget()
     _, recorded = final_state(compile=False)
     monkeypatch.setattr(code, "compile_graph", compiled)
     off = check_killed_run_on_graphs(tmp_path, monkeypatch)
     assert not all(torch.equal(value, off[name]) for name, value in recorded.items())
-    code.forget()
 
 
 @pytest.mark.slow
