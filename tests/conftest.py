@@ -79,4 +79,5 @@ def recorded_only(monkeypatch):
 
     made = []
     monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: made.append(module) or module)
+    monkeypatch.setattr(inductor, "_code_by_key", {})
     return made

@@ -78,4 +78,5 @@ def capture_on_cpu(monkeypatch):
     device = CalledAgain()
     monkeypatch.setattr(cache, "device_graphs", lambda _: device)
     monkeypatch.setattr(inductor, "compile_graph", lambda module, *_: module)
+    monkeypatch.setattr(inductor, "_code_by_key", {})
     return device

@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from inspect import getsource
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
-from threading import Thread
 from typing import NamedTuple
 
 import torch
@@ -39,10 +39,17 @@ from pyro_radial.infer.compiler.tensor_graph import Graph
 
 # A graph is compiled after this many uses. A shorter run would end before its code is ready.
 USES_BEFORE_COMPILING = 10
-# The second process imports nothing of the user's, takes no memory of a GPU, and starts no processes but a compiler.
-PROGRAM = (
-    "import os, sys; os.nice(10); sys.path[:] = {}; from {} import compile_job; compile_job({})"
-)
+# The second process watches its parent from its start on. It imports nothing of the user's, takes no memory of a GPU,
+# and starts no processes but a compiler.
+PROGRAM = """\
+import os, signal, sys, threading, time
+os.nice(10)
+{}
+threading.Thread(target=_end_with, args=({},), daemon=True).start()
+sys.path[:] = {}
+from {} import compile_job
+compile_job()
+"""
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
@@ -150,11 +157,13 @@ def _may_start() -> bool:
 
 def _start(job: Job) -> "subprocess.Popen[str]":
     """Start the process that compiles a graph."""
+    path = [*map(str, sys.path)]
+    program = PROGRAM.format(getsource(_end_with), os.getpid(), path, __name__)
     with TemporaryFile() as file:
         pickle.dump(job, file)
         file.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format([*map(str, sys.path)], __name__, os.getpid())],
+            [sys.executable, "-c", program],
             stdin=file,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -165,12 +174,8 @@ def _start(job: Job) -> "subprocess.Popen[str]":
         )
 
 
-def compile_job(parent: int) -> None:
-    """Compile the job in the standard input, in the second process; print the reason if that fails.
-
-    :param parent: the process that trains.
-    """
-    Thread(target=_end_with, args=(parent,), daemon=True).start()
+def compile_job() -> None:
+    """Compile the job in the standard input, in the second process; print the reason if that fails."""
     try:
         job: Job = pickle.load(sys.stdin.buffer)
         torch.set_default_dtype(job.default_dtype)
@@ -188,7 +193,7 @@ def compile_job(parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process and its own, such as a C++ compiler, when its parent ends."""
+    """End the second process and its own, such as a C++ compiler, when its parent ends."""
     while os.getppid() == parent:
         time.sleep(0.2)
     # Python and compilers delete their files at this signal.

@@ -4,7 +4,7 @@
 """Compile recorded graphs by inductor, with random numbers as inputs, and check the code against the graph."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.compiler.noise import Draw, split_noise
+from pyro_radial.infer.compiler.state import metadata_of
 from pyro_radial.infer.compiler.tensor_graph import ChangedTensors, Graph, restore_tensors
 
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
@@ -25,6 +26,8 @@ OPTIONS = {
     "fallback_random": True,
     "cpp.vec_isa_ok": torch.backends.cpu.get_cpu_capability().startswith("AVX") or None,
 }
+
+CACHE_SIZE = 64
 
 # The largest error of compiled code, relative to the norm of a result, or to SMALL times the largest norm if that is
 # larger.
@@ -35,25 +38,44 @@ SMALL = 1e-3
 Options = Mapping[str, Any]
 GraphFunction = Callable[..., Sequence[Tensor]]
 
+_code_by_key: dict[Hashable, GraphFunction | None] = {}
+
 
 @one_at_a_time()
 def compile_at_once(graph: Graph, inputs: Sequence[Tensor], options: Options) -> GraphFunction:
-    """Return compiled code for a graph; without a compiler, and if the code gives wrong numbers, the graph itself."""
+    """Return compiled code for a graph; equal graphs share one code, and a cache keeps the last 64.
+
+    Without a compiler, and if the code computes wrong numbers, the graph itself is returned.
+    """
     draw, module = split_noise(graph.module)
     tensors = draw_noise((*graph.constants, *inputs), draw)
-    size = f"{len(graph.module.graph.nodes):,}"
+    metadata = tuple(map(metadata_of, tensors))
+    key = graph.module.code, metadata, repr(sorted(options.items()))
+    if key not in _code_by_key:
+        _code_by_key[key] = _compile(module, tensors, options)
+        if len(_code_by_key) > CACHE_SIZE:
+            del _code_by_key[next(iter(_code_by_key))]
+    code = _code_by_key[key]
+    return graph.module if code is None else lambda *tensors: code(*tensors, *draw())
+
+
+def _compile(
+    module: GraphModule, tensors: Sequence[Tensor], options: Options
+) -> GraphFunction | None:
+    """Return compiled code for a graph without noise, or None after a warning if there is none that is right."""
+    size = f"{len(module.graph.nodes):,}"
     # Compiling takes seconds or minutes, so a terminal shows what it waits for.
     with tqdm(total=1, desc=f"compiling a graph of {size} operations", leave=False, disable=None):
         try:
             for trial in trial_options(options):
                 code = compile_graph(module, tensors, trial)
                 if is_right(code, module, tensors):
-                    return lambda *tensors: code(*tensors, *draw())
+                    return code
         except CompilerMissingError as error:
             warn(f"no compiler on this machine, so graphs run as recorded: {error}")
-            return graph.module
+            return None
     warn("inductor's code gives other numbers than the graph, so the graph runs as recorded")
-    return graph.module
+    return None
 
 
 def trial_options(options: Options) -> list[Options]:

@@ -53,6 +53,8 @@ def trained(steps, **settings):
     return loss.latest.mode
 
 print(trained(1), "torch._inductor.compile_fx" in sys.modules)
+# A process whose imports take long.
+background.PROGRAM = background.PROGRAM.replace("from", "time.sleep(6000)\\nfrom")
 trained(10, options={"cpp.max_horizontal_fusion_size": 15})
 (process,) = background._processes.values()
 print(process.pid, flush=True)
@@ -428,11 +430,10 @@ def test_a_forked_process_trains_on(second_process, sleeping, monkeypatch):
 
 
 def run_job(monkeypatch, job, compile_library):
-    """Run the second process's function here, without its thread."""
+    """Run the second process's function here."""
     monkeypatch.setattr(background, "compile_library", compile_library)
-    monkeypatch.setattr(background, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(pickle.dumps(job))))
-    compile_job(0)
+    compile_job()
 
 
 def test_a_job_that_fails_says_why_and_leaves_nothing(second_process, started, monkeypatch, capsys):

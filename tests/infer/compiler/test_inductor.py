@@ -18,6 +18,11 @@ from tests.helpers.programs import PROGRAMS, Graphed
 X, Y = data(8)
 
 
+@pytest.fixture(autouse=True)
+def no_code(monkeypatch):
+    monkeypatch.setattr(inductor, "_code_by_key", {})
+
+
 def graphed(compile_now):
     net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
     model = classifier(net=net)

@@ -85,6 +85,7 @@ def test_a_resumed_run_compiles_the_graphs_that_an_undisturbed_one_does(tmp_path
     def compiled(module, *_):
         return lambda *values: [out * 1.001 if out.is_floating_point() else out for out in module(*values)]
 
+    monkeypatch.setattr(code, "_code_by_key", {})
     _, recorded = final_state(compile=False)
     monkeypatch.setattr(code, "compile_graph", compiled)
     off = check_killed_run_on_graphs(tmp_path, monkeypatch)
