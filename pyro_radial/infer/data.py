@@ -18,8 +18,8 @@ from pyro_radial._pyro.checks import kind_of, warn
 from pyro_radial._pyro.compat import tree_leaves, tree_map, tree_map_only
 from pyro_radial._pyro.types import Batch
 
-#: A batch of one kind, such as a tensor.
-Part = TypeVar("Part", bound=Batch)
+#: A batch of one kind, such as a tensor, or a pair of inputs and targets.
+Part = TypeVar("Part", bound=Batch | tuple[Batch, Batch])
 
 
 class Rows:
@@ -31,7 +31,7 @@ class Rows:
         self.batch_size: int | None = None
         self.drop_last = False
         self._collate: Callable[[list[Any]], Any] | None = None
-        self._check: Callable[[Batch], None] | None = None
+        self._check: Callable[[Batch], None] = lambda y: None
         source = data.dataset if isinstance(data, DataLoader) else data
         if isinstance(source, IterableDataset):
             raise ValueError(
@@ -49,33 +49,30 @@ class Rows:
                 raise ValueError(
                     f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {kind_of(data)}"
                 )
-            x, y = _split(data)
-            self._inputs = _to_tensors(x, dtype)
-            self._targets = _to_tensors(y, dtype)
-            check_inputs(self._inputs, f"{name}: x")
-            check_inputs(_fill_missing(self._targets), f"{name}: y")
-            if num_rows(self._inputs) != num_rows(self._targets):
+            inputs, targets = _split(data)
+            x = _to_tensors(inputs, dtype)
+            y = _to_tensors(targets, dtype)
+            check_inputs(x, f"{name}: x")
+            check_inputs(_fill_missing(y), f"{name}: y")
+            if num_rows(x) != num_rows(y):
                 raise ValueError(
-                    f"{name}: y must have as many rows as x, got {num_rows(self._targets)} for {num_rows(self._inputs)}"
+                    f"{name}: y must have as many rows as x, got {num_rows(y)} for {num_rows(x)}"
                 )
-            if any(leaf.requires_grad for leaf in tree_leaves(self.tensors)):
+            if any(leaf.requires_grad for leaf in tree_leaves((x, y))):
                 warn(f"{name} requires gradients, which are left out; pass tensor.detach()")
-                self._inputs, self._targets = tree_map(Tensor.detach, self.tensors)
+                x, y = tree_map(Tensor.detach, (x, y))
+            #: The inputs and targets in memory; only for data that are not a ``Dataset``.
+            self.tensors: tuple[Batch, Batch] = (x, y)
         if len(self) == 0:
             raise ValueError(f"{name} must have at least one row, got none")
 
     def __len__(self) -> int:
-        return len(self.dataset) if self.dataset is not None else num_rows(self._inputs)  # type: ignore[arg-type]
-
-    @property
-    def tensors(self) -> tuple[Batch, Batch]:
-        """The inputs and targets in memory; only for data that are not a ``Dataset``."""
-        return self._inputs, self._targets
+        return len(self.dataset) if self.dataset is not None else num_rows(self.tensors[0])  # type: ignore[arg-type]
 
     def take(self, index: Tensor) -> tuple[Batch, Batch]:
         """Return the inputs and targets of some rows."""
         if self.dataset is None:
-            return take(self._inputs, index), take(self._targets, index)
+            return take(self.tensors, index)
         batch = self._load(index)
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             item_type = type(self.dataset[int(index[0])]).__name__
@@ -92,7 +89,7 @@ class Rows:
         """Return some of the rows."""
         rows = copy.copy(self)
         if self.dataset is None:
-            rows._inputs, rows._targets = self.take(index)
+            rows.tensors = self.take(index)
         else:
             rows.dataset = Subset(self.dataset, index.tolist())
         return rows
@@ -108,12 +105,11 @@ class Rows:
         """Check all targets in memory now, or those of a ``Dataset`` as they are taken."""
         self._check = check
         if self.dataset is None:
-            self._check_targets(self._targets)
+            self._check_targets(self.tensors[1])
 
     def _check_targets(self, y: Batch) -> None:
         try:
-            if self._check is not None:
-                self._check(y)
+            self._check(y)
         except ValueError as error:
             raise ValueError(
                 f"{self.name}: {error}{'' if self.dataset is None else ' of a batch'}"
@@ -176,11 +172,9 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
             )
         # A sum is many times faster to check than all elements, but it can overflow where no element does.
         if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
-            problem = "NaN"
-            is_nonfinite = tensor.isnan()
-            if not bool(is_nonfinite.any()):
-                problem = "infinity"
-                is_nonfinite = tensor.isinf()
+            has_nan = bool(tensor.isnan().any())
+            problem = "NaN" if has_nan else "infinity"
+            is_nonfinite = tensor.isnan() if has_nan else tensor.isinf()
             rows = is_nonfinite.flatten(1).any(1) if tensor.dim() > 1 else is_nonfinite
             first_position = int(rows.int().argmax())
             row = first_position if index is None else int(index[first_position])
@@ -217,7 +211,7 @@ def num_rows(x: Batch) -> int:
 
 
 def take(x: Part, index: Tensor | slice) -> Part:
-    """Return the rows of a tensor, or of a tuple or dict of tensors."""
+    """Return the rows of a tensor, of a tuple or dict of tensors, or of inputs and targets."""
     return tree_map(lambda tensor: tensor[index], x)
 
 
@@ -301,8 +295,7 @@ class Batches:
             free, _ = torch.cuda.mem_get_info(device)
             has_room = sum(tensor.nbytes for tensor in tree_leaves(rows.tensors)) <= free // 4
         if has_room:
-            x, y = rows.tensors
-            self._on_device = move(x, device), move(y, device)
+            self._on_device = move(rows.tensors, device)
 
     @property
     def per_epoch(self) -> int:
@@ -330,10 +323,8 @@ class Batches:
 
     def _at(self, index: Tensor) -> tuple[Batch, Batch]:
         if self._on_device is not None:
-            x, y = self._on_device
-            return take(x, index.to(self.device)), take(y, index.to(self.device))
-        x, y = self.rows.take(index)
-        return _send(x, self.device), _send(y, self.device)
+            return take(self._on_device, index.to(self.device))
+        return _send(self.rows.take(index), self.device)
 
 
 def _send(x: Part, device: torch.device) -> Part:
@@ -357,4 +348,4 @@ def split_batch(
         return
     size = num_rows(batch[0])
     for index in torch.arange(size, device="cpu").chunk(number):
-        yield (take(batch[0], index), take(batch[1], index)), len(index) / size
+        yield take(batch, index), len(index) / size
