@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -157,8 +158,7 @@ class TermsELBO(TraceMeanField_ELBO):
         for loss, terms in self._passes(model, guide, args, dict(kwargs), weight, step):
             losses.append(loss)
             evaluated.append(terms)
-        mean_loss = as_tensor(sum(losses) / self.num_particles)
-        return mean_loss, average(evaluated, self.num_particles)
+        return as_tensor(sum(losses) / self.num_particles), average(evaluated, self.num_particles)
 
     def loss(self, model: Model, guide: Guide, *args: object, **kwargs: object) -> float:
         """Return the loss without gradients, as a number like Pyro's losses; this reads it on the host."""
@@ -281,12 +281,11 @@ class TermsELBO(TraceMeanField_ELBO):
         self, run: Run, is_selected: Callable[[str], bool] = lambda _: True
     ) -> dict[str, Tensor]:
         """Return the KL of each latent site of the guide whose name ``is_selected``."""
-        kls = {
+        return {
             name: self._site_kl(name, run)
             for name, site in run.guide_trace.iter_stochastic_nodes()
             if not site_is_subsample(site) and is_selected(name)
         }
-        return kls
 
     def _site_kl(self, name: str, run: Run) -> Tensor:
         """Return the KL of one site, and record why it is sampled."""
@@ -361,19 +360,16 @@ def entropies(sites: Mapping[str, Node]) -> dict[str, Tensor]:
     """Return the scaled entropy of each site that has one."""
     result = {}
     for name, site in sites.items():
-        try:
+        with suppress(NotImplementedError, AttributeError):
             entropy = scale_and_mask(site["fn"].entropy(), scale=site["scale"], mask=site["mask"])
             result[name] = entropy.expand(site["fn"].batch_shape).sum()
-        except (NotImplementedError, AttributeError):
-            continue
     return result
 
 
 def _without_values(trace: Trace, names: Collection[str]) -> dict[str, Node]:
     """Return what an entropy needs of some sites; their values, a copy of all weights, are left out."""
-    sites: dict[str, Node] = {
+    return {
         name: {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}
         for name, site in trace.nodes.items()
         if name in names
     }
-    return sites

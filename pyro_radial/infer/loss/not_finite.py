@@ -47,12 +47,11 @@ def find_not_finite(
     noise = TorchNoise.current()
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        draws: dict[str, Tensor] = {
-            name: node["value"]
+        draw = first_not_finite(
+            (name, node["value"])
             for name, node in dict[str, Node](guide_trace.iter_stochastic_nodes()).items()
             if is_drawn(node)
-        }
-        draw = first_not_finite(draws.items())
+        )
         if draw is not None:
             return [f"a draw of site '{draw}'"]
         if isinstance(loss, TermsELBO):
@@ -63,12 +62,11 @@ def find_not_finite(
             *args, **kwargs
         )
         model_trace.compute_log_prob()
-        densities: dict[str, Tensor] = {
-            name: node["log_prob"]
+        site = first_not_finite(
+            (name, node["log_prob"])
             for name, node in dict[str, Node](model_trace.nodes).items()
             if node["type"] == "sample" and is_drawn(node)
-        }
-        site = first_not_finite(densities.items())
+        )
         return [] if site is None else [f"log-density of site '{site}'"]
 
 

@@ -110,20 +110,10 @@ def _flatten(terms: LossTerms) -> tuple[list[object], object]:
     return by_site, (terms.num_data, terms.sampled_kl, terms.weight_space_kl_weight)
 
 
-def _unflatten(by_site: Iterable[Any], fixed: Any) -> LossTerms:
+def _unflatten(by_site: Iterable[Any], fixed: tuple[Any, Any, Any]) -> LossTerms:
     """Return the terms with these tensors; the weight of the KL and the entropies are those of one evaluation."""
-    num_data, sampled_kl, weight_space_kl_weight = fixed
     nll_by_site, kl_by_site, weight_space_kl_by_site = by_site
-    return LossTerms(
-        1.0,
-        nll_by_site,
-        kl_by_site,
-        dict,
-        num_data,
-        sampled_kl,
-        weight_space_kl_weight,
-        weight_space_kl_by_site,
-    )
+    return LossTerms(1.0, nll_by_site, kl_by_site, dict, *fixed, weight_space_kl_by_site)
 
 
 # A graph returns terms as a tree of tensors.
@@ -174,6 +164,5 @@ def _sum_and_divide(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dic
     """Return the sum over the mappings, site by site, divided by a number."""
     result = {}
     for name in by_site[0]:
-        total = sum(each[name] for each in by_site)
-        result[name] = as_tensor(total) / number
+        result[name] = as_tensor(sum(each[name] for each in by_site)) / number
     return result
