@@ -71,7 +71,7 @@ class AutoRadial(AutoPerSite):
         families: Families | None = None,
         create_plates: Callable[..., object] | None = None,
     ) -> None:
-        radial = Radial(init_stddev, init_scale=init_scale)
+        self._radial = Radial(init_stddev, init_scale=init_scale)
         super().__init__(
             model,
             init_loc_fn=init_loc_fn,
@@ -83,17 +83,14 @@ class AutoRadial(AutoPerSite):
         self._event_dim_by_site = dict(event_dim) if isinstance(event_dim, Mapping) else {}
         for name, dims in self._event_dim_by_site.items():
             non_negative_integer(f"event_dim of site {name!r}", dims)
-        self._event_dim: int | None = None
-        if not isinstance(event_dim, Mapping):
-            self._event_dim = optional(non_negative_integer, "event_dim", event_dim)
-        self._radial = radial
+        of_all = None if isinstance(event_dim, Mapping) else event_dim
+        self._event_dim = optional(non_negative_integer, "event_dim", of_all)
 
     def default_family(self, name: str, site: Node) -> Family:
         """Return a radial normal with the ``event_dim`` of this site."""
-        event_dim = self._event_dim_by_site.get(name, self._event_dim)
         return Radial(
             init_scale=self._radial.init_scale,
-            event_dim=event_dim,
+            event_dim=self._event_dim_by_site.get(name, self._event_dim),
             shared_scale=self.has_shared_scales,
         )
 

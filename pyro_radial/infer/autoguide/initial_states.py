@@ -35,31 +35,27 @@ class InitialStates:
         self._take_widths = take_widths
 
     def make_parameters(self, family: Family, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """Return the parameters of a site at its start, which is ``value`` if no distribution was given."""
+        """Return the parameters of a site at its start, and note how wide it is there.
+
+        :param Tensor value: the start if no distribution was given.
+        """
         start = self._distributions.get(site.name)
         if start is None:
-            return family.initial(site, value)
-        return family.initial_at(site, value, start, self._take_widths)
-
-    def note_spread(
-        self, family: Family, site: Site, value: Tensor, parameters: Mapping[str, PyroParam]
-    ) -> None:
-        """Note how wide a site is with the parameters that :meth:`make_parameters` returned."""
+            parameters = family.initial(site, value)
+        else:
+            parameters = family.initial_at(site, value, start, self._take_widths)
         spread = _spread_of(family, parameters)
         if spread is None:
-            return
+            return parameters
         # One number if all elements are equal, which saves a copy of all scales.
         first_element = spread.detach().flatten()[0]
         all_equal = bool((spread == first_element).all())
         self.spreads[site.name] = (first_element if all_equal else spread.detach()).clone()
-        if self._take_widths and site.name in self._distributions:
+        if self._take_widths and start is not None:
             usual = _spread_of(family, family.initial(site, value))
             if usual is None or not torch.equal(spread, usual):
                 self.with_given_width.add(site.name)
-
-    def forget_distributions(self) -> None:
-        """Let go of the distributions, once all sites have parameters."""
-        self._distributions = {}
+        return parameters
 
 
 def _spread_of(family: Family, parameters: Mapping[str, PyroParam]) -> Tensor | None:

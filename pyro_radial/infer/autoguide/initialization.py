@@ -17,11 +17,6 @@ from pyro_radial.distributions.constraints import is_on_sphere
 InitFn = Callable[..., object]
 
 
-def carries_initial_value(site: Node) -> bool:
-    """Return whether a site carries its initial value, as the sites of a network do."""
-    return "initial_value" in site["infer"]
-
-
 def init_to_prototype(site: Node) -> Tensor:
     """Start at zero in unconstrained space, as Pyro's ``AutoNormal`` does; start directions at a draw."""
     return init_to_sample(site) if is_on_sphere(site["fn"].support) else init_to_feasible(site)

@@ -45,7 +45,6 @@ from pyro_radial.infer.autoguide.initial_states import (
     unconstrain_stddev,
 )
 from pyro_radial.infer.autoguide.initialization import (
-    carries_initial_value,
     init_by,
     init_to_network,
 )
@@ -172,7 +171,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             # Only the shape is needed from here on; this saves a copy of a network's weights.
             site["value"] = site["value"].detach().to("meta")
         # Last, so that a failed setup can be repeated from the same start.
-        self._initial_states.forget_distributions()
+        self._initial_states.give({}, take_widths=False)
 
     def _check_rows(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise a ValueError if the guide draws other rows of a plate than the model is given; warn if it may."""
@@ -194,7 +193,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _make_parameters(self, name: str, prior_site: Node, family: Family) -> None:
         """Make the parameters of a site where they start, and keep what is known about the site."""
-        default = NETWORK_INIT_STDDEV if carries_initial_value(prior_site) else INIT_STDDEV
+        of_network = "initial_value" in prior_site["infer"]
+        default = NETWORK_INIT_STDDEV if of_network else INIT_STDDEV
         transform = family.transform(prior_site)
         site, value = Site.of(name, prior_site, transform, self._init_stddev or default)
         if not torch.isfinite(value).all():
@@ -207,7 +207,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._families[name] = family
         self._site[name] = site
         self._parameter_names[name] = tuple(parameters)
-        self._initial_states.note_spread(family, site, value, parameters)
         if self.has_shared_scales and not family.is_point:
             if not isinstance(family, LocScale) or not family.shared_scale:
                 raise ValueError(

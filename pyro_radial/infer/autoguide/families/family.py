@@ -212,7 +212,7 @@ class LocScale(Family):
         """Return the value, and the initial scale."""
         shared_dims = site.event_dim if self.shared_scale else 0
         shape = site.shape[: len(site.shape) - shared_dims] + (1,) * shared_dims
-        return self._parameters(
+        return self.parameters_at(
             site, value.clone(), value.new_full(shape, self.initial_scale(site))
         )
 
@@ -223,7 +223,7 @@ class LocScale(Family):
         loc, stddev = start_at(site, value, distribution)
         if stddev is None or not spread:
             return self.initial(site, loc)
-        return self._parameters(
+        return self.parameters_at(
             site, loc, self.scale_at(site, torch.empty_like(value).copy_(stddev))
         )
 
@@ -238,7 +238,8 @@ class LocScale(Family):
             stddevs = precision.mean(event, keepdim=True).rsqrt().to(stddevs)
         return self.scale_of(site, stddevs)
 
-    def _parameters(self, site: Site, loc: Tensor, scale: Tensor) -> dict[str, PyroParam]:
+    def parameters_at(self, site: Site, loc: Tensor, scale: Tensor) -> dict[str, PyroParam]:
+        """Return the parameters with these values."""
         # A plate selects the rows of a mini-batch by the event_dim of a parameter.
         return {
             "loc": PyroParam(loc, constraints.real, site.event_dim),
@@ -279,25 +280,23 @@ def _choose_by_key(
     families: Mapping[str, Family], sites: Mapping[str, Node]
 ) -> dict[str, Family | None]:
     """Return the families of a mapping by site; a name goes before a pattern."""
-    patterns = {key: _match_sites(key, sites) for key in families if key not in sites}
-    for key, names in patterns.items():
+    keys_by_site: dict[str, list[str]] = {}
+    for key in families:
+        names = [key] if key in sites else _match_sites(key, sites)
         if not names:
             raise ValueError(f"families: {key!r} names no site and matches none of {sorted(sites)}")
-    by_site: dict[str, Family | None] = {}
-    for name in sites:
-        keys = [key for key, names in patterns.items() if name in names]
-        if name in families:
-            keys = [name]
+        for name in names:
+            if name == key or name not in families:
+                keys_by_site.setdefault(name, []).append(key)
+    for name, keys in keys_by_site.items():
         if len(keys) > 1:
             raise ValueError(
                 f"families: site '{name}' matches {len(keys)} patterns, {keys}; let only one match it"
             )
-        if keys:
-            by_site[name] = families[keys[0]]
-    return by_site
+    return {name: families[keys[0]] for name, keys in keys_by_site.items()}
 
 
-def _match_sites(key: str, sites: Collection[str]) -> set[str]:
+def _match_sites(key: str, sites: Collection[str]) -> list[str]:
     """Return the sites whose names match a regular expression."""
     try:
         pattern = re.compile(key)
@@ -305,7 +304,7 @@ def _match_sites(key: str, sites: Collection[str]) -> set[str]:
         raise ValueError(
             f"families: {key!r} is neither a site nor a valid regular expression ({error})"
         ) from error
-    return {name for name in sites if pattern.search(name)}
+    return [name for name in sites if pattern.search(name)]
 
 
 def start_at(site: Site, value: Tensor, distribution: Distribution) -> tuple[Tensor, Tensor | None]:

@@ -22,7 +22,7 @@ from pyro_radial.distributions.wrappers import (
     pull_back,
     remove_masks,
 )
-from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site, start_at
+from pyro_radial.infer.autoguide.families.family import Family, Site, start_at
 from pyro_radial.infer.autoguide.families.normal import Normal
 
 #: A normal on vectors.
@@ -109,7 +109,7 @@ class MultivariateNormal(Family):
         if joint is not None:
             factor.copy_(joint.scale_tril)
         scale = factor.diagonal(dim1=-2, dim2=-1)
-        parameters = _loc_and_scale(site, loc, scale)
+        parameters = Normal().parameters_at(site, loc, scale.reshape(loc.shape).clone())
         if site.event_dim:
             unit = factor / scale.unsqueeze(-1)
             parameters["scale_tril"] = PyroParam(unit, constraints.unit_lower_cholesky, 2)
@@ -135,7 +135,7 @@ class MultivariateNormal(Family):
             directions = torch.randn(shape, dtype=loc.dtype, device=loc.device)
             factor = torch.nn.functional.normalize(directions, dim=-1)
         return {
-            **_loc_and_scale(site, loc, scale),
+            **Normal().parameters_at(site, loc, scale.reshape(loc.shape).clone()),
             "factor": PyroParam(factor, constraints.real, 2),
         }
 
@@ -179,13 +179,13 @@ class MultivariateNormal(Family):
         factor: Tensor | None = None,
     ) -> Tensor:
         """Return the quantiles of each element's normal."""
-        stddev = scale
+        # The standard deviations for a scale of one.
+        unit_stddev = torch.ones_like(scale)
         if scale_tril is not None:
-            rows = torch.linalg.vector_norm(scale_tril, dim=-1)
-            stddev = scale * rows.reshape(scale.shape)
+            unit_stddev = torch.linalg.vector_norm(scale_tril, dim=-1)
         if factor is not None:
-            rows = (1.0 + factor.square().sum(-1)).sqrt()
-            stddev = scale * rows.reshape(scale.shape)
+            unit_stddev = (1.0 + factor.square().sum(-1)).sqrt()
+        stddev = scale * unit_stddev.reshape(scale.shape)
         return Normal().quantiles(site, levels, loc=loc, scale=stddev)
 
 
@@ -193,15 +193,6 @@ def _flat(site: Site, value: Tensor) -> Tensor:
     """Return a value with each event as one dimension."""
     batch = value.shape[: value.dim() - site.event_dim]
     return value.reshape(*batch, -1) if site.event_dim else value.unsqueeze(-1)
-
-
-def _loc_and_scale(site: Site, loc: Tensor, scales: Tensor) -> dict[str, PyroParam]:
-    """Return the parameters of a site from its locations and the scales of flat events."""
-    scale = scales.reshape(loc.shape).clone()
-    return {
-        "loc": PyroParam(loc, constraints.real, site.event_dim),
-        "scale": PyroParam(scale, LocScale.scale_constraint, site.event_dim),
-    }
 
 
 def _joint(site: Site, distribution: Distribution) -> Joint | None:
