@@ -36,7 +36,7 @@ from pyro_radial.infer.compiler.recording import (
     suspend_garbage_collection,
     terms_by_site,
 )
-from pyro_radial.infer.compiler.signature import Leaves, Numbers, descriptions, has_nan, kinds
+from pyro_radial.infer.compiler.signature import Leaves, Numbers, descriptions, kinds
 from pyro_radial.infer.compiler.state import IdentityMap, Refused
 from pyro_radial.infer.compiler.tensor_graph import rehearsal
 from pyro_radial.infer.step.evaluation import (
@@ -126,7 +126,8 @@ class Graphs:
         if self._must_run_as_it_is(call):
             return _run_as_it_is(call)
         leaves = Leaves.of(call.args, call.kwargs)
-        if has_nan(leaves.values):
+        # NaN equals no number, so no graph would match.
+        if any(type(value) is float and math.isnan(value) for value in leaves.values):
             return _run_as_it_is(call)
         program_key = self._program_key(call, leaves)
         numbers = self._numbers[program_key]
@@ -188,7 +189,13 @@ class Graphs:
             leaves.tree,
             call.gradients,
             call.weight == 0.0,
-            settings_now(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"),
+            torch.get_default_dtype(),
+            *num_global_hooks(),
+            *map(operator.call, READ_SETTINGS),
         )
 
     def _identity(self, program: object) -> Hashable:
@@ -222,7 +229,9 @@ class Graphs:
             if numbers.notice_paths(program.state.changed_numbers()):
                 self._drop_graphs(partial(operator.eq, key[0]))
         if len(self.programs) >= self.max_signatures:
-            if not self._may_replace():
+            seconds = perf_counter() - self._started
+            is_at_first = self._num_recordings < FREE_RECORDINGS * self.max_signatures
+            if not is_at_first and self._recording_seconds >= RECORDING_SHARE * seconds:
                 self._warn_eager(self._reason_for_limit(programs, leaves))
                 return None
             self._drop_least_recent()
@@ -231,12 +240,6 @@ class Graphs:
         self._num_recordings += 1
         self._recording_seconds += perf_counter() - started
         return recorded
-
-    def _may_replace(self) -> bool:
-        """Return whether a new graph may replace another one: at first, and while recordings take little time."""
-        if self._num_recordings < FREE_RECORDINGS * self.max_signatures:
-            return True
-        return self._recording_seconds < RECORDING_SHARE * (perf_counter() - self._started)
 
     def _drop_least_recent(self) -> None:
         """Drop the graph whose latest use was before that of all others."""
@@ -389,16 +392,3 @@ def _relative_distance(value: Tensor, reference: Tensor) -> float:
         (value.double() - reference.double()).norm() / reference.double().norm().clamp(min=1e-30)
     )
     return math.inf if math.isnan(distance) else distance
-
-
-def settings_now() -> tuple[object, ...]:
-    """Return the current settings of torch and Pyro that a graph fixes when it is recorded."""
-    return (
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
-        torch.get_default_dtype(),
-        *num_global_hooks(),
-        *map(operator.call, READ_SETTINGS),
-    )

@@ -3,8 +3,7 @@
 
 """Capture a whole training step as one CUDA graph: noise, loss, gradients, and the step of the optimizer."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -239,32 +238,22 @@ class RateTensors:
         gradients: Sequence[Tensor | None],
         stopped: Tensor | None,
     ) -> None:
-        """Take a step of the optimizer at these rates, unless ``stopped`` is one."""
+        """Take a step of the optimizer at these rates, ``capturable`` during a capture, unless ``stopped`` is one."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        with self._rates_in_groups():
-            stop_where(self._optimizer, stopped)
-            try:
-                self._optimizer.step()
-            finally:
-                stop_where(self._optimizer, None)
-        for parameter in parameters:
-            parameter.grad = None
-
-    @contextmanager
-    def _rates_in_groups(self) -> Iterator[None]:
-        """In the block, set the tensors as learning rates of the groups, and ``capturable`` during a capture."""
         groups = self._optimizer.param_groups
         capturing = self._tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        original_settings = [(group["lr"], group.get("capturable")) for group in groups]
+        original_settings = list(map(dict, groups))
         for group, rate in zip(groups, self._tensors, strict=True):
             group["lr"] = rate
             if "capturable" in group:
                 group["capturable"] = capturing
+        stop_where(self._optimizer, stopped)
         try:
-            yield
+            self._optimizer.step()
         finally:
-            for group, (rate, capturable) in zip(groups, original_settings, strict=True):
-                group["lr"] = rate
-                if "capturable" in group:
-                    group["capturable"] = capturable
+            stop_where(self._optimizer, None)
+            for group, settings in zip(groups, original_settings, strict=True):
+                group.update(settings)
+        for parameter in parameters:
+            parameter.grad = None

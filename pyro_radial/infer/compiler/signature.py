@@ -3,7 +3,6 @@
 
 """Describe the arguments of a call: which leaves they have, and which properties of these a graph fixes."""
 
-import math
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -54,11 +53,7 @@ class Leaves(NamedTuple):
 def rebuilder(args: Args, kwargs: Kwargs) -> Callable[[Sequence[Any]], tuple[Args, Kwargs]]:
     """Return a function that makes arguments of the same structure from other leaves."""
     _, tree = tree_flatten(_open_dataclasses((args, dict(kwargs))))
-
-    def rebuild(values: Sequence[Any]) -> tuple[Args, Kwargs]:
-        return _close_dataclasses(tree_unflatten(values, tree))
-
-    return rebuild
+    return lambda values: _close_dataclasses(tree_unflatten(values, tree))
 
 
 @dataclass
@@ -164,8 +159,6 @@ def _description_of_content(value: object) -> Hashable:
 
 def descriptions(values: Sequence[object], positions: Collection[int]) -> tuple[Hashable, ...]:
     """Return the description of each leaf; for numbers at these positions, which are inputs, only the type."""
-    if not positions:
-        return tuple(map(description, values))
     described: list[Hashable] = []
     for position, value in enumerate(values):
         is_input = position in positions and is_number(value)
@@ -185,11 +178,6 @@ def kinds(values: Sequence[object]) -> tuple[Hashable, ...]:
         else:
             described.append(type(value).__name__ if is_number(value) else description(value))
     return tuple(described)
-
-
-def has_nan(values: Sequence[object]) -> bool:
-    """Return whether a Python number among leaves is NaN, which equals no number, so no graph would match."""
-    return any(type(value) is float and math.isnan(value) for value in values)
 
 
 def _open_dataclasses(tree: object) -> Any:

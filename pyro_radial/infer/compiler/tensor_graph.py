@@ -345,15 +345,6 @@ class _Recorder(TorchDispatchMode):
             node.meta["metadata"] = metadata_of(tensor)
         self._nodes[tensor] = node
 
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
-        """Record nothing in the block."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-
     def _check_noise(self) -> None:
         """Raise an error if the program has set a generator's state since the latest draw."""
         noise = TorchNoise.current()
@@ -385,8 +376,11 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         """Call a function that copies a tensor to the host, such as ``Tensor.tolist``, and note that it reads it."""
         self.note_read(tensor)
-        with self._paused():
+        self._is_paused = True
+        try:
             return function(tensor, *args, **kwargs)
+        finally:
+            self._is_paused = False
 
     def construct(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a constructor, such as ``torch.tensor``, and note that it reads the tensors in a list."""
@@ -398,8 +392,7 @@ class _Recorder(TorchDispatchMode):
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         self.note_read(index, SHAPE_READ)
-        with self._paused():
-            return index.nonzero().unbind(1)
+        return index.nonzero().unbind(1)
 
     def _find_sources(self, tree: object) -> set[Tensor] | None:
         """Return the sources that the tensors in a tree are computed from; None if Python may not read one of them."""
@@ -586,8 +579,7 @@ def _split_off_guards(
         else:
             guards.graph.erase_node(node)
     guards.recompile()
-    values = [value.detach().clone() for value in expected]
-    return Guards(guards, inputs, values)
+    return Guards(guards, inputs, [value.detach().clone() for value in expected])
 
 
 def _fold_literals(
