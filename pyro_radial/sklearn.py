@@ -135,8 +135,7 @@ class _BayesianEstimator(BaseEstimator):
     def _read_columns(self, X: Any) -> np.ndarray:
         """Turn the columns of a table into those of the network's input."""
         check_is_fitted(self)
-        X = self._read_inputs(X)
-        return self.columns_.transform(X)
+        return self.columns_.transform(self._read_inputs(X))
 
     def _predict(self, X: Any, read: Callable[[Prediction], Tensor]) -> np.ndarray:
         """Read something from the predictions of all rows, some rows at a time."""
@@ -228,8 +227,7 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row of a table."""
-        probabilities = self.predict_proba(X)
-        return self.classes_[probabilities.argmax(1)]
+        return self.classes_[self.predict_proba(X).argmax(1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class ``[N, classes]``, the mean over draws of the network."""

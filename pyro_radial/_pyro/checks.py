@@ -8,7 +8,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -23,12 +23,10 @@ BETWEEN = {"pyro_radial", "pyro", "torch", "sklearn", "contextlib"}
 
 def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -> torch.Size:
     """Return the value as a torch.Size, or raise a ValueError naming the argument if ``smaller`` does not fit."""
-    try:
+    with suppress(TypeError, RuntimeError):
         shape = torch.Size(value)
         if min(shape, default=0) >= 0 and torch.broadcast_shapes(smaller, shape) == shape:
             return shape
-    except (TypeError, RuntimeError):
-        pass
     raise ValueError(f"{argument} must be a shape that {tuple(smaller)} expands to, got {value!r}")
 
 
@@ -75,11 +73,9 @@ def check_number(
     argument: str, value: Any, is_valid: Callable[[Any], Any], requirement: str
 ) -> float:
     """Return the value as a float, or raise a ValueError naming the argument if it is not a number that fits."""
-    try:
+    with suppress(TypeError, ValueError, RuntimeError):
         if not isinstance(value, bool | str) and is_valid(value):
             return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        pass
     raise ValueError(f"{argument} must be {requirement}, got {value!r}")
 
 

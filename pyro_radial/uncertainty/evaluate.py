@@ -196,10 +196,9 @@ def _evaluation(
 
     def scores(draw_index: Tensor | slice) -> dict[str, float]:
         draws = _choose_draws(familiar, draw_index)
-        if of_classes:
-            values = _score_labels(draws, targets)
-        else:
-            values = _score_numbers(draws, targets, level)
+        values = (
+            _score_labels(draws, targets) if of_classes else _score_numbers(draws, targets, level)
+        )
         if unfamiliar is not None:
             values |= _score_detection(draws, _choose_draws(unfamiliar, draw_index))
         return values

@@ -30,7 +30,7 @@ from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter
 from pyro_radial.infer.loss.not_finite import first_not_finite
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.natural_gradient import by_log_scale, some_of
-from pyro_radial.nn.bayesian_module import BayesianModule, modules_of, submodules
+from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.likelihoods import (
     FUNCTION_SITE,
     Gaussian,
@@ -492,9 +492,8 @@ def _largest(values: Tensor) -> float:
 
 def _scales_inputs(model: object) -> bool:
     """Return whether the first layer with parameters of a Bayesian network normalizes its inputs."""
-    for module in submodules(model):
-        if isinstance(module, BayesianModule):
-            for layer in module.skeleton.modules():
-                if [*layer.parameters(recurse=False)]:
-                    return "Norm" in type(layer).__name__
+    for network in modules_of(BayesianModule, model):
+        for layer in network.skeleton.modules():
+            if [*layer.parameters(recurse=False)]:
+                return "Norm" in type(layer).__name__
     return False

@@ -47,14 +47,13 @@ class GuideDraws:
             )
         check_has_parameters("guide", guide)
         self._guide = guide
-        self._distributions: Trace | None = None
-        #: Whether the next draw comes from the distributions of the first.
-        self.from_distributions = False
+        #: The sites of the first draw without values, if the next draw comes from their distributions; else None.
+        self.distributions: Trace | None = None
 
     def draw(self, *args: object) -> Trace:
         """Draw all sites once, as a trace that a model can be replayed with."""
-        if self._distributions is not None:
-            return _copy_trace(self._distributions, lambda site: site["fn"]())
+        if self.distributions is not None:
+            return _copy_trace(self.distributions, lambda site: site["fn"]())
         trace = poutine.trace(self._guide).get_trace(*args)
         for name, site in trace.iter_stochastic_nodes():
             check_drawn(name, site, "guide must draw whole functions")
@@ -62,8 +61,7 @@ class GuideDraws:
         names = {name for name, _ in trace.iter_stochastic_nodes()}
         if not handlers_around() and _own_sites(self._guide) == names:
             # Without its values, which are a copy of all weights.
-            self._distributions = _copy_trace(trace, lambda site: None)
-            self.from_distributions = True
+            self.distributions = _copy_trace(trace, lambda site: None)
         return trace
 
     def is_point(self, drawn: Trace, ignored: set[str]) -> bool:

@@ -75,17 +75,16 @@ def output_marginals(
         return guide.joint_marginals(model)
     guides: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
     draws = GuideDraws(guide)
+    posterior: dict[str, Any] = {}
     for member in guides:
         if not hasattr(member, "posterior"):
             raise ValueError(
                 f"guide must have a method posterior() for method={method!r}, as the guides of this library have, got "
                 f"{getattr(member, '__name__', type(member).__name__)}"
             )
+        posterior |= member.posterior()
     with one_at_a_time(), evaluating(guide):
         check_global(draws.draw(x), "method must be 'draws'", repr(method))
-    posterior: dict[str, Any] = {}
-    for member in guides:
-        posterior |= member.posterior()
     try:
         mean, blocks = site_moments(posterior, sites_of_network(model))
     except ValueError as error:

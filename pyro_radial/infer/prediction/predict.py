@@ -269,7 +269,8 @@ class _NetworkRun:
         parameters = self._network.drawn_parameters(drawn) if is_checked else None
         if parameters is not None:
             self._parameters = parameters
-            if self._has_run and self._draws.from_distributions and not self.is_copy:
+            from_distributions = self._draws.distributions is not None
+            if self._has_run and from_distributions and not self.is_copy:
                 self._function = self._network.copy_of_function()
                 self.is_copy = True
             return

@@ -33,7 +33,7 @@ from pyro_radial._pyro.compat import (
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
 from pyro_radial.infer.loss.elbo import TermsELBO, entropies
 from pyro_radial.infer.loss.terms import LossTerms, as_tensor
-from pyro_radial.infer.optim.joint import GraphOptimizer
+from pyro_radial.infer.optim.joint import GraphOptimizer, unconstrained_parameters
 
 # Losses of Pyro that compile their programs.
 JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
@@ -329,9 +329,7 @@ def _in_separate_memory(gradients: Iterable[Tensor | None]) -> tuple[Tensor | No
 def _parameters_in(trace: Trace) -> dict[str, Tensor]:
     """Return the unconstrained parameters in a trace, as in ``SVI``: each once, under its first name."""
     names: dict[Tensor, str] = {}
-    for name, node in dict[str, Node](trace.nodes).items():
-        stored = node["value"]
-        value = stored.unconstrained() if hasattr(stored, "unconstrained") else stored
+    for name, value in unconstrained_parameters(trace).items():
         if value.requires_grad:
             names.setdefault(value, name)
     return {name: parameter for parameter, name in names.items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pyro_radial._pyro.checks import (
+    check_choice,
     non_negative_integer,
     optional,
     positive_count,
@@ -64,7 +65,4 @@ class FitOptions:
         optional(positive_float, "clip_norm", self.clip_norm)
         if self.autocast not in (None, torch.bfloat16):
             raise ValueError(f"autocast must be torch.bfloat16, got {self.autocast!r}")
-        if self.scheduler_interval not in ("epoch", "step"):
-            raise ValueError(
-                f"scheduler_interval must be 'epoch' or 'step', got {self.scheduler_interval!r}"
-            )
+        check_choice("scheduler_interval", self.scheduler_interval, ("epoch", "step"))

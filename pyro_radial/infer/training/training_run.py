@@ -361,7 +361,11 @@ class TrainingRun:
         """Return the negative log predictive density per datum; leaves the training's own noise alone."""
         x, y = validation.all()
         site = getattr(self.loss, "function_site", FUNCTION_SITE)
-        number = 1 if _is_point(self.guide) else VALIDATION_SAMPLES
+        # One draw is enough where all are the same.
+        is_point = isinstance(self.guide, AutoPerSite) and all(
+            family.is_point for family in self.guide.chosen_families().values()
+        )
+        number = 1 if is_point else VALIDATION_SAMPLES
         with seeded(VALIDATION_SEED, self.device):
             draws = predict(self.model, self.guide, x, num_samples=number, function_site=site)
             value = -float(draws.log_prob(y).mean())
@@ -448,13 +452,6 @@ def choose_mode(options: FitOptions, device: torch.device, steps: int) -> str:
     if device.type != "cuda" or steps < STEPS_TO_CAPTURE:
         return Mode.AS_IT_IS
     return Mode.RECORDED if steps < STEPS_TO_COMPILE else Mode.COMPILED
-
-
-def _is_point(guide: nn.Module) -> bool:
-    """Return whether all draws of a guide are the same."""
-    if not isinstance(guide, AutoPerSite):
-        return False
-    return all(family.is_point for family in guide.chosen_families().values())
 
 
 def _make_scheduler(scheduler: Any, optimizer: Optimizer, interval: str) -> Any:
