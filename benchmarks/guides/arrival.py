@@ -162,7 +162,7 @@ def report(results: Results) -> str:
     size = results.setting
     return f"""### Warnings of a training that has not arrived
 
-{size["runs"]} linear regressions with {size["rows"][0]} to {size["rows"][1]:,} rows, {size["weights"][0]} to \
+{len(results.rows)} linear regressions of {size["runs"]} that are planned, with {size["rows"][0]} to {size["rows"][1]:,} rows, {size["weights"][0]} to \
 {size["weights"][1]} weights, {size["steps"][0]} to {size["steps"][1]:,} steps of `NaturalGradient`, and batches from \
 one row to all (`python -m benchmarks.guides.arrival`). The seed of a run decides everything else. A run is off if the \
 root mean square over its weights is above {MOST_MEAN_ERROR} exact standard deviations for means, or \

@@ -57,6 +57,8 @@ DEFAULT_OPTIONS = FitOptions()
 # The learning rates of the means of a guide with predictive widths. That of SGD is for the mean loss of a datum: the
 # curvature of the loss of classes is bounded, so one rate suits most networks.
 SGD_RATE, MOMENTUM, ADAM_RATE = 0.1, 0.9, 2e-3
+# The largest gradient of that loss; with few rows the first steps at a high rate would be too long.
+MOST_NORM = 1.0
 # After fewer steps a loss may still be on its way down.
 FEWEST_STEPS = 100
 # A loss that ends this many nats per datum above its start, and at more than twice of it, has diverged.
@@ -179,6 +181,7 @@ def fit(
             optim = partial(Adam, lr=ADAM_RATE)
             if isinstance(getattr(model, "likelihood", None), Categorical | Bernoulli):
                 optim = partial(SGD, lr=SGD_RATE / len(rows), momentum=MOMENTUM)
+                options = replace(options, clip_norm=options.clip_norm or MOST_NORM * len(rows))
             schedules[None] = partial(rise_and_fall, steps=steps)
     if isinstance(optim, GuideOptim):
         schedules[None] = partial(optim.scheduler, steps=steps)
