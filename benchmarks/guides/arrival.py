@@ -162,12 +162,13 @@ def report(results: Results) -> str:
     size = results.setting
     return f"""### Warnings of a training that has not arrived
 
-{len(results.rows)} linear regressions of {size["runs"]} that are planned, with {size["rows"][0]} to {size["rows"][1]:,} rows, {size["weights"][0]} to \
-{size["weights"][1]} weights, {size["steps"][0]} to {size["steps"][1]:,} steps of `NaturalGradient`, and batches from \
-one row to all (`python -m benchmarks.guides.arrival`). The seed of a run decides everything else. A run is off if the \
-root mean square over its weights is above {MOST_MEAN_ERROR} exact standard deviations for means, or \
-{MOST_WIDTH_ERROR} for the logarithm of widths. It is clearly off at {CLOSE} times the limits, and clearly right where \
-the limits are {CLOSE} times as large.
+{len(results.rows)} linear regressions of {size["runs"]} that are planned, with {size["rows"][0]} to \
+{size["rows"][1]:,} rows, {size["weights"][0]} to {size["weights"][1]} weights, {size["steps"][0]} to \
+{size["steps"][1]:,} steps of `NaturalGradient`, and batches from one row to all \
+(`python -m benchmarks.guides.arrival`). The seed of a run decides everything else. A run is off if the root mean \
+square over its weights is above {MOST_MEAN_ERROR} exact standard deviations for means, or {MOST_WIDTH_ERROR} for the \
+logarithm of widths. It is clearly off at {CLOSE} times the limits, and clearly right where the limits are {CLOSE} \
+times as large.
 
 {markdown_table(["the run", *table["all"]], lines)}"""
 
