@@ -132,7 +132,7 @@ def test_training_holds_twelve_bytes_a_weight(make, recorded_only):
     weights = sum(site.loc.numel() for site in sites.values())
     assert sum(tensor.untyped_storage().nbytes() for tensor in held) <= 12 * (weights + len(sites))
     # The loss leaves them alone.
-    assert set(guide.scale_change().values()) == {0.0}
+    assert max(guide.scale_change().values()) < 1e-6
     twin = copy.deepcopy(guide)
     twin.load_state_dict(guide.state_dict())
     assert torch.equal(twin.scales.get_parameter("0.weight_unconstrained"), sites["0.weight"].scale)
