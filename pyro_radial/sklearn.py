@@ -227,7 +227,8 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row of a table."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class ``[N, classes]``, the mean over draws of the network."""

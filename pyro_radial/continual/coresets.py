@@ -10,9 +10,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_choice, positive_count, positive_float
+from pyro_radial._pyro.checks import check_choice, positive_count, positive_float, random_seed
 from pyro_radial.continual.streams import Pair, Task
-from pyro_radial.infer.data import num_rows, take
+from pyro_radial.infer.data import check_inputs, num_rows, take
 
 #: What a coreset keeps of a task, in words, by its use and its inputs.
 KINDS = {
@@ -29,8 +29,12 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     :param size: number of rows to draw, from 1 to N - 1.
     :param seed: seed of the draw.
     :returns: the indices of the rows in ascending order, int64, on the CPU.
+    :raises ValueError: naming the argument that does not fit.
     """
-    generator = torch.Generator().manual_seed(seed)
+    check_inputs(x, "x")
+    generator = torch.Generator().manual_seed(random_seed("seed", seed, bits=64))
+    if positive_count("size", size) >= len(x):
+        raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
     return torch.randperm(len(x), generator=generator, device="cpu")[:size].sort().values
 
 

@@ -421,7 +421,9 @@ class Gaussian(Likelihood):
             return
         self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
         if learn_scale:
-            self.scale = PyroParam(torch.tensor(self.scale), constraints.softplus_positive)
+            # last_layer_laplace asks whether the scale was trained.
+            self._first_scale = self.scale
+            self.scale = PyroParam(torch.tensor(self._first_scale), constraints.softplus_positive)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Return the normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""

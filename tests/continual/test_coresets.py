@@ -40,6 +40,20 @@ def test_split_coreset_takes_apart_what_belongs_together():
 
 
 @pytest.mark.parametrize(
+    ("x", "size", "message"),
+    [
+        (torch.rand(4, 2), 0, "size must be a positive integer, got 0"),
+        (torch.rand(4, 2), 4, "size must be less than the 4 rows of x, got 4"),
+        (torch.rand(4, 2), True, "size must be a positive integer, got True"),
+        (torch.tensor([[0.0], [float("nan")]]), 1, "x must not hold NaN"),
+    ],
+)
+def test_bad_arguments_are_named(x, size, message):
+    with pytest.raises(ValueError, match=message):
+        random_coreset(x, size)
+
+
+@pytest.mark.parametrize(
     ("index", "message"),
     [
         (torch.tensor([0.0]), "index must be integers"),
