@@ -135,7 +135,8 @@ meanwhile; `warm` finds its code. `recorded` never compiles. Imports do not coun
 
 def claims(results: Results) -> list[Claim]:
     """The aims that were set beforehand."""
-    seeds = f"{len(results.distinct('repetition'))} processes"
+    number = len(results.distinct("repetition"))
+    seeds = "1 process" if number == 1 else f"{number} processes"
     found = []
     for name, aim in AIMS.items():
         longest = max(results.values("longest_s", run=name))
