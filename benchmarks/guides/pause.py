@@ -34,7 +34,7 @@ SHARE = 0.35
 class Size(NamedTuple):
     """Processes of each kind, timed steps, and how long a run goes on until its code is in use."""
 
-    repetitions: int = 3
+    repetitions: int = 1
     steps: int = 3_000
     most_seconds: float = 600.0
     runs: tuple[str, ...] = RUNS
