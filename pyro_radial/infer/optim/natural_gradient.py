@@ -33,7 +33,7 @@ from pyro_radial.infer.optim.joint import (
     rise_and_fall,
     unconstrained_parameters,
 )
-from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.modules import device_of, evaluating
 
 # The learning rate of means by default, in standard deviations.
@@ -133,9 +133,7 @@ class NaturalGradient(GuideOptim):
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
         sites: list[SiteState] = []
-        site_guides = [
-            site_guide for site_guide in submodules(guide) if isinstance(site_guide, AutoPerSite)
-        ]
+        site_guides = modules_of(AutoPerSite, guide)
         for site_guide in site_guides:
             if site_guide.has_shared_scales:
                 raise ValueError(
