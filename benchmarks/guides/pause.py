@@ -6,6 +6,7 @@
 python -m benchmarks.guides.pause
 """
 
+import importlib
 import os
 import statistics
 import time
@@ -74,6 +75,8 @@ def groups_model(features: torch.Tensor, group: torch.Tensor, target: torch.Tens
 
 def measure(name: str, size: Size, threads: int, cache: str) -> Row:
     """Time steps on the wall, up to the steps that are asked for, and until compiled code is in use if it may be."""
+    # torch imports it when an optimizer is first made, with or without our package.
+    importlib.import_module("torch._dynamo")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     torch.set_num_threads(threads)
     pyro.set_rng_seed(0)

@@ -130,7 +130,11 @@ class JointOptimizer:
             check_optim(optim)
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
-        """Add parameters that are new to the optimizer, which is made from the first ones."""
+        """Add parameters that are new to the optimizer, which is made from the first ones.
+
+        A parameter that was made again, as Pyro's decaying average of a baseline is in each step, takes the place of
+        the former one and starts without state.
+        """
         if isinstance(self._optim, Optimizer | GuideOptim):
             return
         new_parameters: dict[str, Tensor] = {
@@ -138,6 +142,8 @@ class JointOptimizer:
             for name, parameter in parameters.items()
             if parameter not in self._names
         }
+        if self.optimizer is not None and new_parameters:
+            self._replace(self.optimizer, new_parameters)
         if not new_parameters:
             return
         self._names.update({parameter: name for name, parameter in new_parameters.items()})
@@ -166,6 +172,21 @@ class JointOptimizer:
                     group["initial_lr"] = group["lr"]
                     self._scheduler.base_lrs.append(group["lr"])
             _take_over_groups(self.optimizer, new_optimizer)
+
+    def _replace(self, optimizer: Optimizer, new_parameters: dict[str, Tensor]) -> None:
+        """Put those that were made again in the place of the former ones, and take them from ``new_parameters``."""
+        for group in optimizer.param_groups:
+            for position, former in enumerate(group["params"]):
+                name = self._names[former]
+                if name in new_parameters:
+                    parameter = new_parameters.pop(name)
+                    group["params"][position] = parameter
+                    optimizer.state.pop(former, None)
+                    # Some optimizers make their state before the first step.
+                    optimizer.state.update(_make_optimizer(self._optim, {name: parameter}).state)
+                    del self._names[former]
+                    self._names[parameter] = name
+                    self._clips[parameter] = self._clips.pop(former, {})
 
     def _save_names(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         """Add the names of the parameters to the groups of a state."""

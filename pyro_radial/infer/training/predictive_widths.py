@@ -20,15 +20,16 @@ from pyro_radial.infer.autoguide.per_site import LocScaleSite
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.optim.natural_gradient import by_log_scale
 from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.training.preflight import make_target_check
 from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.nn.modules import evaluating
 
-# A step of widths comes after so many steps of means, and takes so many draws of the weights for so many rows. Its
-# rate, in log(width), falls to zero along a line. They were chosen in trials on 8,000 images, with one seed each.
-INTERVAL, NUM_DRAWS, NUM_ROWS, RATE = 20, 8, 256, 0.05
-# In short runs the steps of widths come more often, so that there are about so many of them, but not as often as this.
-USUAL_STEPS, LEAST_INTERVAL = 500, 5
+# A training has about so many steps of widths. Each takes so many draws of the weights for so many rows. Its rate, in
+# log(width), falls to zero along a line. They were chosen in trials on 8,000 images, with one seed each.
+NUM_STEPS, NUM_DRAWS, NUM_ROWS, RATE = 500, 8, 256, 0.05
+# In short runs there are fewer, because so many steps of the means come between two of them.
+LEAST_INTERVAL = 5
 # The first share, and the least size of means that it is taken of, because biases may start at zero.
 FIRST_SHARE, LEAST_SIZE = 0.2, 0.01
 # Early gradients count less, because the means that they belong to have gone.
@@ -99,8 +100,11 @@ class PredictiveWidths:
         ]
         self._optimizer = Adam(self._log_shares, lr=RATE, betas=BETAS)
         self._set_scales()
+        x, _ = rows.take(torch.tensor([0], device="cpu"))
+        check = make_target_check(model, move(x, device))
+        if check is not None:
+            rows.check_targets(check)
         if isinstance(getattr(model, "likelihood", None), Categorical):
-            x, _ = rows.take(torch.tensor([0], device="cpu"))
             num_classes = predict(model, guide, x, num_samples=1).samples.shape[-1]
             if len(rows) < num_classes:
                 raise ValueError(
@@ -113,7 +117,7 @@ class PredictiveWidths:
 
         :raises FloatingPointError: naming the site, if a gradient of the score is not finite; no step is taken.
         """
-        interval = min(INTERVAL, max(LEAST_INTERVAL, self._steps // USUAL_STEPS))
+        interval = max(LEAST_INTERVAL, self._steps // NUM_STEPS)
         if number % interval or number >= self._steps:
             return
         index = torch.randint(len(self._rows), (min(NUM_ROWS, len(self._rows)),), device="cpu")

@@ -8,7 +8,7 @@ from functools import partial
 import pyro
 import pytest
 import torch
-from pyro.infer import SVI
+from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
@@ -167,3 +167,25 @@ def test_what_pyro_keeps_for_each_parameter_is_refused(tmp_path):
     loaded.load(tmp_path / "optim")
     with pytest.raises(ValueError, match="optim must not have loaded a state of Pyro's optimizers"):
         make_optimizer(loaded, parameters())
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdagradRMSProp"])
+def test_a_parameter_that_is_made_again_replaces_the_former_one(kind):
+    """As Pyro's decaying averages of baselines are made again in each step; in ``SVI`` such a one has no state."""
+
+    def model():
+        loc = pyro.param("loc", torch.zeros(3))
+        with pyro.plate("rows", 3):
+            pyro.sample("z", pyro.distributions.Normal(loc, 1.0), obs=torch.arange(3.0))
+
+    values = {}
+    for make in (SVI, CompiledSVI):
+        pyro.clear_param_store()
+        svi = make(model, lambda: None, OPTIMIZERS[kind]({}), Trace_ELBO())
+        for _ in range(5):
+            svi.step()
+            pyro.get_param_store()["loc"] = pyro.param("loc").detach() + 0.5
+            svi.step()
+        values[make] = pyro.param("loc").detach().clone()
+    assert torch.allclose(values[SVI], values[CompiledSVI], rtol=1e-6)
+    assert [len(group["params"]) for group in svi.optimizer.param_groups] == [1]

@@ -177,3 +177,11 @@ def test_a_score_that_is_not_finite_stops_with_the_site():
         FloatingPointError, match="score of predictions on held-out rows, for the scale of site 'weight'"
     ):
         train(model, guide, (X[100:], X[100:, :1]), validation=held_out, batch_size=30)
+
+
+def test_targets_of_the_rows_set_aside_are_checked_too():
+    for row in range(20):
+        labels = LABELS.clone()
+        labels[row] = 5
+        with pytest.raises(ValueError, match=r"^data: "):
+            train(*classifier(), data=(X, labels))
