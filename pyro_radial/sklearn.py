@@ -16,8 +16,7 @@ from torch import Tensor, nn
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.preprocessing import StandardScaler
-    from sklearn.utils import check_random_state, check_X_y, gen_batches
-    from sklearn.utils.class_weight import compute_class_weight
+    from sklearn.utils import check_random_state, check_X_y, compute_class_weight, gen_batches
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:

@@ -27,7 +27,6 @@ from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.infer.trace_mean_field_elbo import (
     _check_mean_field_requirement as check_mean_field_requirement,
 )
-from pyro.infer.util import Dice
 from pyro.nn import PyroModule
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.optim import PyroOptim
@@ -275,7 +274,7 @@ def remove_host_reads() -> Iterator[None]:
         (torch.distributions.Distribution, "_validate_sample", lambda *args: None),
         # Losses that enumerate compare scales, and leave out where a probability is zero; a NaN among the scales stays.
         (traceenum_elbo, "_get_common_scale", lambda scales: reduce(_maximum, scales)),
-        (Dice, "compute_expectation", _expectation),
+        (infer_util.Dice, "compute_expectation", _expectation),
         (
             infer_util,
             "_fulldot",
@@ -319,7 +318,9 @@ class ReplaceFunctions(TorchFunctionMode):
 
 
 def _expectation(
-    dice: object, costs: object, compute: Callable[..., object] = Dice.compute_expectation
+    dice: object,
+    costs: object,
+    compute: Callable[..., object] = infer_util.Dice.compute_expectation,
 ) -> object:
     """Do not ask on the host whether all probabilities are positive."""
     with ReplaceFunctions({Tensor.all: lambda mask: True}):

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
@@ -259,7 +258,7 @@ class PriorChain(UnderPriors):
             raise ValueError(
                 f"site '{name}' must have a Pyro distribution, got {type(distribution).__name__}"
             )
-        if isinstance(leaf(distribution), Delta):
+        if isinstance(leaf(distribution), dist.Delta):
             raise ValueError(
                 f"the posterior of site '{name}' is a point, which as a prior gives zero density to everything else; "
                 "exclude the site or use a guide with a density"

@@ -8,8 +8,14 @@ import math
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import Gamma, InverseGamma, LogNormal, Normal, TransformedDistribution
-from torch.distributions.transforms import ExpTransform
+from torch.distributions import (
+    ExpTransform,
+    Gamma,
+    InverseGamma,
+    LogNormal,
+    Normal,
+    TransformedDistribution,
+)
 
 from pyro_radial.distributions.numerics import check_float
 

@@ -22,11 +22,11 @@ from torch.distributions import (
     LowRankMultivariateNormal,
     MultivariateNormal,
     Normal,
+    Transform,
     TransformedDistribution,
     kl_divergence,
     register_kl,
 )
-from torch.distributions.transforms import Transform
 
 from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma

@@ -8,8 +8,15 @@ from typing import Any, NamedTuple
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, LogNormal, Normal, TransformedDistribution
-from torch.distributions.transforms import AffineTransform, ReshapeTransform, Transform
+from torch.distributions import (
+    AffineTransform,
+    Distribution,
+    LogNormal,
+    Normal,
+    ReshapeTransform,
+    Transform,
+    TransformedDistribution,
+)
 
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import (

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from pyro.distributions import constraints
-from pyro.distributions.torch_distribution import TorchDistribution
+from pyro.distributions import TorchDistribution, constraints
 from torch import Tensor
 from torch.distributions.utils import broadcast_all
 

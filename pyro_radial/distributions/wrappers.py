@@ -17,13 +17,15 @@ from pyro.distributions.torch_distribution import (
 )
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
-from torch.distributions import Distribution, Independent, TransformedDistribution
-from torch.distributions.transforms import (
+from torch.distributions import (
     AffineTransform,
     ComposeTransform,
+    Distribution,
+    Independent,
     IndependentTransform,
     ReshapeTransform,
     Transform,
+    TransformedDistribution,
 )
 
 from pyro_radial._pyro.compat import own_mask

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pyro.poutine as poutine
 import torch
 from pyro.infer.util import validation_enabled
-from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_radial._pyro.checks import check_choice, positive_count, prefix_errors
@@ -177,7 +176,7 @@ class FunctionalELBO(TermsELBO):
         values = self._values(trace, len(drawn_points))
         return values if without_inputs else torch.cat([functions, values], 1), points
 
-    def _values(self, trace: Trace, num_points: int) -> Tensor:
+    def _values(self, trace: poutine.Trace, num_points: int) -> Tensor:
         """Return the function values of a run, ``[S, N, O]``."""
         site = self.function_site
         if site not in trace.nodes:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta
-from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal, biject_to
@@ -68,7 +67,7 @@ class GuideProcess:
             return frozenset(self._linearization.structure(x).sites)
 
 
-def _posterior(name: str, site: Node, guide_trace: Trace) -> Any:
+def _posterior(name: str, site: Node, guide_trace: poutine.Trace) -> Any:
     """Return the distribution of a site in a guide, before a plate of particles; None if it is unknown."""
     if name not in guide_trace:
         return None
@@ -94,7 +93,7 @@ class _Vector(NamedTuple):
 
 
 def _joint_posteriors(
-    model_trace: Trace, guide_trace: Trace
+    model_trace: poutine.Trace, guide_trace: poutine.Trace
 ) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
     """Yield the means of sites that a guide draws together, by name, and their covariance.
 
@@ -140,7 +139,7 @@ def _vector(site: Node) -> _Vector | None:
 
 
 def _slices_by_site(
-    vector: _Vector, names: Iterable[str], sites: dict[str, Node], model_trace: Trace
+    vector: _Vector, names: Iterable[str], sites: dict[str, Node], model_trace: poutine.Trace
 ) -> dict[str, slice]:
     """Return, by site, which elements of the vector are the site's value; sites that change them are left out."""
     slices = {}
@@ -161,7 +160,7 @@ def _slices_by_site(
 
 
 def _moments_by_site(
-    vector: _Vector, slices: dict[str, slice], model_trace: Trace
+    vector: _Vector, slices: dict[str, slice], model_trace: poutine.Trace
 ) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
     """Yield the moments of all sites together, or of each by itself if they are independent."""
     like: Any = model_trace.nodes[next(iter(slices))]["value"]

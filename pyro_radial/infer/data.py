@@ -11,8 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
-from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+)
 
 from pyro_radial._pyro.checks import kind_of, warn
 from pyro_radial._pyro.compat import tree_leaves, tree_map, tree_map_only

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Unit
-from pyro.distributions.torch_distribution import MaskedDistribution
+from pyro.distributions import MaskedDistribution, Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import MCMC
-from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial._pyro.compat import is_deterministic, own_mask, tree_map
+from pyro_radial._pyro.compat import is_deterministic, is_subsample, own_mask, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.wrappers import WRAPPERS, leaf
@@ -146,12 +143,12 @@ def _guide_of(posterior: Any, num_samples: int) -> tuple[Callable[..., object], 
     return samples, num_chains, len(samples)
 
 
-def _sites(trace: Trace) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sites(trace: poutine.Trace) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the latent and computed sites of a model, and its observed ones, by name."""
     latent = {}
     observed = {}
     for name, site in trace.nodes.items():
-        of_model = site["type"] == "sample" and not site_is_subsample(site)
+        of_model = site["type"] == "sample" and not is_subsample(site)
         if not of_model or isinstance(leaf(site["fn"]), Unit):
             continue
         if site["is_observed"] and not is_deterministic(site):

@@ -12,7 +12,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.nn.module import pyro_method
+from pyro.nn import pyro_method
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 

@@ -12,8 +12,7 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.nn import PyroParam
-from pyro.nn.module import pyro_method
+from pyro.nn import PyroParam, pyro_method
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count, positive_float, warn

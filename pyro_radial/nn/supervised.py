@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pyro.poutine as poutine
 import torch
 from pyro.nn import PyroModule
-from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
@@ -238,7 +237,7 @@ class NetworkDraw(NamedTuple):
     #: The noise of the likelihood, by argument of ``observation``, each of shape ``[1]``.
     noise: dict[str, Tensor]
     #: The sites of the model that were sampled or replayed.
-    trace: Trace
+    trace: poutine.Trace
 
 
 class ModelNetwork:
@@ -271,7 +270,7 @@ class ModelNetwork:
         with self._priors():
             return self.bnn.sample_parameters()
 
-    def draw(self, drawn: Trace) -> NetworkDraw:
+    def draw(self, drawn: poutine.Trace) -> NetworkDraw:
         """Return parameters and noise for a draw of the guide; other sites are drawn from the model's priors."""
         with poutine.trace() as capture, poutine.replay(trace=drawn), self._priors():
             parameters = self.bnn.sample_parameters()
@@ -280,7 +279,7 @@ class ModelNetwork:
         noise = read_noise(self.noise_sites, capture.trace.nodes)
         return NetworkDraw(self.bnn.one_value_each(parameters), noise, capture.trace)
 
-    def drawn_parameters(self, drawn: Trace) -> dict[str, Tensor] | None:
+    def drawn_parameters(self, drawn: poutine.Trace) -> dict[str, Tensor] | None:
         """Return the parameters that a draw of the guide holds, or None if it does not hold all of them."""
         if self.noise_sites or not self.bnn.has_plain_sites:
             return None

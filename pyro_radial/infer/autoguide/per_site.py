@@ -16,7 +16,6 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -27,7 +26,13 @@ from pyro_radial._pyro.checks import (
     proper_fraction,
     warn,
 )
-from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn, tree_leaves, tree_map
+from pyro_radial._pyro.compat import (
+    deep_setattr,
+    is_subsample,
+    prototype_hide_fn,
+    tree_leaves,
+    tree_map,
+)
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Message, Model, Node
@@ -136,7 +141,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _prototype_hide_fn(self, msg: Any) -> bool:
         # Pyro shows it each site of the model, also a plate's choice of rows.
-        if site_is_subsample(msg) and msg["value"] is not None:
+        if is_subsample(msg) and msg["value"] is not None:
             self._given_rows.add(msg["name"])
         # Without targets the model samples them to predict; they are not latent sites.
         return prototype_hide_fn(msg) or is_target(msg)

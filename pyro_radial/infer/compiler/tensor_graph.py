@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -606,7 +605,7 @@ def _fold_literals(
         inputs = node.all_input_nodes
         computes = node.op == "call_function" and bool(inputs) and _is_pure(node)
         if computes and folded.keys() >= set(inputs):
-            args, kwargs = map_arg((node.args, node.kwargs), folded.__getitem__)
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), folded.__getitem__)
             folded[node] = node.target(*args, **kwargs)
     for node in list(folded):
         remaining_users = [user for user in node.users if user not in folded]

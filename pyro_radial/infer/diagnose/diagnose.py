@@ -10,11 +10,10 @@ from typing import Any
 import pyro
 import pyro.poutine as poutine
 import torch
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from pyro_radial._pyro.compat import tree_leaves
+from pyro_radial._pyro.compat import is_subsample, tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.distributions.moments import moments
@@ -249,7 +248,7 @@ def share_of_wide(model: Model, guide: Guide, *inputs: object) -> float | None:
     prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*inputs).nodes
     wide = total = 0
     for name, site in drawn.iter_stochastic_nodes():
-        if site_is_subsample(site) or name not in prior:
+        if is_subsample(site) or name not in prior:
             continue
         posterior_stddev = moments(site["fn"]).stddev
         prior_stddev = moments(prior[name]["fn"]).stddev

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import pyro.poutine as poutine
 import torch
 from pyro.infer.autoguide import AutoContinuous
-from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.types import Guide, Model, Node
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.families import MultivariateNormal
@@ -79,7 +78,7 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
     sites: dict[str, Node] = {
         name: site
         for name, site in dict[str, Any](model_trace.iter_stochastic_nodes()).items()
-        if not site_is_subsample(site) and _differ(start, starts[1], name)
+        if not is_subsample(site) and _differ(start, starts[1], name)
     }
     together: dict[Plates, list[str]] = {}
     for name, site in sites.items():
@@ -159,7 +158,7 @@ def _advice(name: str, interval: IntervalShare, guide: object) -> str:
     return f"Give it a full covariance: families={{'{name}': families.MultivariateNormal()}}. {sites} {train}"
 
 
-def _check_all_rows(trace: Trace) -> None:
+def _check_all_rows(trace: poutine.Trace) -> None:
     """Raise a ValueError naming a plate with a part of its rows."""
     for site in trace.nodes.values():
         for frame in site.get("cond_indep_stack", ()):
@@ -179,7 +178,7 @@ def _differ(trace_a: Any, trace_b: Any, name: str) -> bool:
     return not torch.equal(trace_a.nodes[name]["value"], trace_b.nodes[name]["value"])
 
 
-def _fix_sites_outside(guide: Guide, trace: Trace, plates: Plates) -> Guide:
+def _fix_sites_outside(guide: Guide, trace: poutine.Trace, plates: Plates) -> Guide:
     """Return the guide with the sites outside of the plates at their values in a trace."""
     fixed_trace = trace.copy()
     for name in trace.stochastic_nodes:
@@ -212,12 +211,12 @@ def _compare_draws(
     )
 
 
-def _log_prob(trace: Trace, plates: Plates, dims: Sequence[int]) -> Tensor:
+def _log_prob(trace: poutine.Trace, plates: Plates, dims: Sequence[int]) -> Tensor:
     """Return the log density of all sites in some plates, for each element of these."""
     trace.compute_log_prob()
     total = torch.zeros((), dtype=torch.float64)
     for site in trace.nodes.values():
-        if site["type"] != "sample" or site_is_subsample(site) or not plates <= _plates(site):
+        if site["type"] != "sample" or is_subsample(site) or not plates <= _plates(site):
             continue
         log_prob = site["log_prob"].to(total)
         for dim in range(-log_prob.dim(), 0):

@@ -14,8 +14,7 @@ import torch
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import is_validation_enabled
-from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites, site_is_subsample
+from pyro.poutine.util import prune_subsample_sites
 from pyro.util import warn_if_nan
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from pyro_radial._pyro.compat import (
     check_model_guide_match,
     check_site_shape,
     is_deterministic,
+    is_subsample,
 )
 from pyro_radial._pyro.types import Guide, Model, Node
 from pyro_radial.infer.loss.site_kl import (
@@ -46,8 +46,8 @@ class Run(NamedTuple):
     guide: Guide
     args: tuple[object, ...]
     kwargs: dict[str, object]
-    model_trace: Trace
-    guide_trace: Trace
+    model_trace: poutine.Trace
+    guide_trace: poutine.Trace
     sampled: dict[str, str]  # why the KL of a site was sampled
     step: int = 0  # losses evaluated with gradients so far, perhaps with this one
 
@@ -236,7 +236,7 @@ class TermsELBO(TraceMeanField_ELBO):
         guide: Guide,
         args: tuple[object, ...],
         kwargs: dict[str, object],
-    ) -> tuple[Trace, Trace]:
+    ) -> tuple[poutine.Trace, poutine.Trace]:
         """Run the guide, and the model on it, and compute the log-densities of observations only.
 
         Pyro also computes the log-densities of latent sites, which an analytic KL does not need.
@@ -284,7 +284,7 @@ class TermsELBO(TraceMeanField_ELBO):
         return {
             name: self._site_kl(name, run)
             for name, site in run.guide_trace.iter_stochastic_nodes()
-            if not site_is_subsample(site) and is_selected(name)
+            if not is_subsample(site) and is_selected(name)
         }
 
     def _site_kl(self, name: str, run: Run) -> Tensor:
@@ -299,10 +299,10 @@ class TermsELBO(TraceMeanField_ELBO):
         run.sampled[name] = kl
         return estimate_kl(name, run.model_trace, run.guide_trace)
 
-    def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
+    def _check_covered(self, model_trace: poutine.Trace, guide_trace: poutine.Trace) -> None:
         """Raise a ValueError naming a latent site of the model that the guide lacks."""
         for name, site in model_trace.iter_stochastic_nodes():
-            if name in guide_trace or site_is_subsample(site):
+            if name in guide_trace or is_subsample(site):
                 continue
             advice = ""
             drawn = guide_trace.iter_stochastic_nodes()
@@ -331,7 +331,7 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
     return float(weight)
 
 
-def _observed_sites(model_trace: Trace) -> dict[str, Node]:
+def _observed_sites(model_trace: poutine.Trace) -> dict[str, Node]:
     """Return the sites of observations."""
     observed: dict[str, Node] = {}
     for name in model_trace.observation_nodes:
@@ -341,7 +341,7 @@ def _observed_sites(model_trace: Trace) -> dict[str, Node]:
     return observed
 
 
-def num_data_of(model_trace: Trace) -> int | None:
+def num_data_of(model_trace: poutine.Trace) -> int | None:
     """Return the full size of the plates around the observations; sites that share their plates count once."""
     sizes = {}
     for site in _observed_sites(model_trace).values():
@@ -366,7 +366,7 @@ def entropies(sites: Mapping[str, Node]) -> dict[str, Tensor]:
     return result
 
 
-def _without_values(trace: Trace, names: Collection[str]) -> dict[str, Node]:
+def _without_values(trace: poutine.Trace, names: Collection[str]) -> dict[str, Node]:
     """Return what an entropy needs of some sites; their values, a copy of all weights, are left out."""
     return {
         name: {"fn": site["fn"], "scale": site["scale"], "mask": site["mask"]}

@@ -14,8 +14,7 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.optim import PyroOptim
-from pyro.optim.lr_scheduler import PyroLRScheduler
+from pyro.optim import PyroLRScheduler, PyroOptim
 from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer

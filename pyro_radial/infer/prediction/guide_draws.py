@@ -11,11 +11,9 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import torch
 from pyro.infer.autoguide import AutoGuide, AutoGuideList
-from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
-from pyro_radial._pyro.compat import handlers_around
+from pyro_radial._pyro.compat import handlers_around, is_subsample
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial._pyro.types import Batch, Guide, Model, Node
 from pyro_radial.distributions.wrappers import leaf
@@ -48,9 +46,9 @@ class GuideDraws:
         check_has_parameters("guide", guide)
         self._guide = guide
         #: The sites of the first draw without values, if the next draw comes from their distributions; else None.
-        self.distributions: Trace | None = None
+        self.distributions: poutine.Trace | None = None
 
-    def draw(self, *args: object) -> Trace:
+    def draw(self, *args: object) -> poutine.Trace:
         """Draw all sites once, as a trace that a model can be replayed with."""
         if self.distributions is not None:
             return _copy_trace(self.distributions, lambda site: site["fn"]())
@@ -64,7 +62,7 @@ class GuideDraws:
             self.distributions = _copy_trace(trace, lambda site: None)
         return trace
 
-    def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
+    def is_point(self, drawn: poutine.Trace, ignored: set[str]) -> bool:
         """Return whether all draws are the same except at ignored sites; ``drawn`` is one of them."""
         if isinstance(self._guide, PosteriorSamples):
             return all(
@@ -72,7 +70,7 @@ class GuideDraws:
                 for name, values in self._guide.samples.items()
             )
         for name, site in drawn.iter_stochastic_nodes():
-            if name in ignored or site_is_subsample(site):
+            if name in ignored or is_subsample(site):
                 continue
             if not isinstance(leaf(site["fn"]), dist.Delta):
                 return False
@@ -122,7 +120,7 @@ class PosteriorSamples:
         shapes = {
             name: tuple(site["value"].shape)
             for name, site in sites.items()
-            if not site_is_subsample(site) and not is_target(site)
+            if not is_subsample(site) and not is_target(site)
         }
         for name, values in self.samples.items():
             if name not in shapes:
@@ -144,7 +142,7 @@ def sample_at(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return drawn
 
 
-def check_global(drawn: Trace, requirement: str, got: str) -> None:
+def check_global(drawn: poutine.Trace, requirement: str, got: str) -> None:
     """Raise a ValueError naming a site inside a plate: its draw belongs to the rows that it was made for."""
     for name, site in drawn.iter_stochastic_nodes():
         if site["cond_indep_stack"]:
@@ -153,7 +151,7 @@ def check_global(drawn: Trace, requirement: str, got: str) -> None:
             )
 
 
-def check_sites(drawn: Trace, trace: Trace) -> None:
+def check_sites(drawn: poutine.Trace, trace: poutine.Trace) -> None:
     """Raise a ValueError for a guide with sites of another model; sites of this one would come from their priors.
 
     A guide may leave sites out, or have more than the model runs (``trace``), but not both. Sites with a swapped prior
@@ -162,12 +160,12 @@ def check_sites(drawn: Trace, trace: Trace) -> None:
     unused = [
         name
         for name, site in dict[str, Any](drawn.iter_stochastic_nodes()).items()
-        if not (name in trace or site_is_subsample(site) or site["infer"].get("is_auxiliary"))
+        if not (name in trace or is_subsample(site) or site["infer"].get("is_auxiliary"))
     ]
     missing = [
         name
         for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items()
-        if not (name in drawn or site_is_subsample(site) or is_target(site))
+        if not (name in drawn or is_subsample(site) or is_target(site))
         and not site["infer"].items() >= SWAPPED.items()
     ]
     if unused and missing:
@@ -190,9 +188,9 @@ def check_has_parameters(argument: str, guide: object) -> None:
             )
 
 
-def _copy_trace(trace: Trace, value_of: Callable[[Node], object]) -> Trace:
+def _copy_trace(trace: poutine.Trace, value_of: Callable[[Node], object]) -> poutine.Trace:
     """Return a trace with the same sites, each with a value that ``value_of`` makes."""
-    copied = Trace()
+    copied = poutine.Trace()
     for name, site in trace.iter_stochastic_nodes():
         copied.add_node(name, **{**site, "value": value_of(site)})
     return copied

@@ -9,13 +9,11 @@ from typing import Any, Literal
 
 import pyro.poutine as poutine
 import torch
-from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import check_choice, positive_count, warn
-from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
+from pyro_radial._pyro.compat import handlers_around, is_subsample, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.infer.data import as_inputs, move, num_rows, take
@@ -262,7 +260,7 @@ class _NetworkRun:
         #: The noise that belongs to the draw, ``[1]`` by argument of the likelihood's ``observation``.
         self.noise: dict[str, Tensor] = {}
 
-    def start(self, drawn: Trace) -> None:
+    def start(self, drawn: poutine.Trace) -> None:
         """Take another draw of the guide."""
         # Other priors are checked as they are sampled: once is enough.
         is_checked = self._checked or not self._network.wrappers
@@ -298,11 +296,11 @@ class _ModelRun:
         self._model = model
         self._sites = function_sites(likelihood, function_site)
         self._noise_sites: dict[str, str] = getattr(likelihood, "noise_sites", {})
-        self._drawn = Trace()
-        self._latest = Trace()
+        self._drawn = poutine.Trace()
+        self._latest = poutine.Trace()
         self._checked = False
 
-    def start(self, drawn: Trace) -> None:
+    def start(self, drawn: poutine.Trace) -> None:
         self._drawn = drawn.copy()
 
     def values(self, inputs: Batch) -> Any:
@@ -327,7 +325,7 @@ class _ModelRun:
             self._checked = True
         # What the model samples outside of plates stays for the next rows.
         for name, site in self._latest.iter_stochastic_nodes():
-            in_plate = site_is_subsample(site) or bool(site["cond_indep_stack"])
+            in_plate = is_subsample(site) or bool(site["cond_indep_stack"])
             if name not in self._drawn and not in_plate:
                 self._drawn.add_node(name, **site)
         return tree_map(lambda site: nodes[site]["value"], self._sites)

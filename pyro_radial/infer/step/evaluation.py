@@ -19,7 +19,6 @@ from pyro.infer import (
     TraceGraph_ELBO,
     TraceTailAdaptive_ELBO,
 )
-from pyro.poutine import Trace
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -194,7 +193,7 @@ def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
     return evaluation, leaves
 
 
-def _run_program(call: Call, differentiable: bool) -> tuple[LossEvaluation, Trace]:
+def _run_program(call: Call, differentiable: bool) -> tuple[LossEvaluation, poutine.Trace]:
     """Run a program, and return an evaluation without gradients, whose loss is attached, and its parameters' trace."""
     with poutine.trace(param_only=True) as param_trace:
         loss, terms = _loss_and_terms(call, differentiable)
@@ -326,7 +325,7 @@ def _in_separate_memory(gradients: Iterable[Tensor | None]) -> tuple[Tensor | No
     return tuple(separate_gradients)
 
 
-def _parameters_in(trace: Trace) -> dict[str, Tensor]:
+def _parameters_in(trace: poutine.Trace) -> dict[str, Tensor]:
     """Return the unconstrained parameters in a trace, as in ``SVI``: each once, under its first name."""
     names: dict[Tensor, str] = {}
     for name, value in unconstrained_parameters(trace).items():
@@ -348,7 +347,7 @@ def _gradient_leaves(value: Tensor) -> list[Tensor]:
     return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
-def _constrained_values(trace: Trace) -> dict[Tensor, Tensor]:
+def _constrained_values(trace: poutine.Trace) -> dict[Tensor, Tensor]:
     """Return the values of constrained parameters in a trace, by their unconstrained parameters."""
     constrained: dict[Tensor, Tensor] = {}
     for node in dict[str, Node](trace.nodes).values():

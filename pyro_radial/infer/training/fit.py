@@ -15,8 +15,7 @@ import pyro
 import torch
 import torch.distributed as dist
 from pyro.infer import ELBO
-from pyro.optim import PyroOptim
-from pyro.optim.lr_scheduler import PyroLRScheduler
+from pyro.optim import PyroLRScheduler, PyroOptim
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import transform_to
 from torch.optim import Adam
 
+from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
@@ -162,7 +162,7 @@ class PredictiveWidths:
             nodes: dict[str, Any] = trace.nodes
             for site in nodes.values():
                 is_observed = site["type"] == "sample" and site["is_observed"]
-                if is_observed and not site_is_subsample(site):
+                if is_observed and not is_subsample(site):
                     log_prob = log_prob + site["fn"].log_prob(site["value"])
             of_draws.append(log_prob)
         return torch.stack(of_draws).logsumexp(0).mean() - math.log(NUM_DRAWS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.optim.lr_scheduler import PyroLRScheduler
+from pyro.optim import PyroLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau

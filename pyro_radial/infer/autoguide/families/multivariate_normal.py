@@ -10,8 +10,7 @@ import torch
 from pyro.distributions import TorchDistribution, constraints
 from pyro.nn.module import PyroParam
 from torch import Tensor
-from torch.distributions import Distribution, TransformedDistribution
-from torch.distributions.transforms import ReshapeTransform
+from torch.distributions import Distribution, ReshapeTransform, TransformedDistribution
 
 from pyro_radial._pyro.checks import optional, positive_count, positive_float
 from pyro_radial.distributions.wrappers import (
