@@ -34,7 +34,7 @@ from pyro_radial.infer.compiler.inductor import (
     trial_options,
 )
 from pyro_radial.infer.compiler.noise import split_noise
-from pyro_radial.infer.compiler.state import Metadata, Refused, metadata_of
+from pyro_radial.infer.compiler.state import Metadata, Refused, first_line, metadata_of
 from pyro_radial.infer.compiler.tensor_graph import Graph
 
 # A graph is compiled after this many uses. A shorter run would end before its code is ready.
@@ -157,8 +157,7 @@ def _may_start() -> bool:
 
 def _start(job: Job) -> "subprocess.Popen[str]":
     """Start the process that compiles a graph."""
-    path = [*map(str, sys.path)]
-    program = PROGRAM.format(getsource(_end_with), os.getpid(), path, __name__)
+    program = PROGRAM.format(getsource(_end_with), os.getpid(), [*map(str, sys.path)], __name__)
     with TemporaryFile() as file:
         pickle.dump(job, file)
         file.seek(0)
@@ -202,15 +201,6 @@ def _end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error, as the reason why there is no code."""
-    reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-    return reason.splitlines()[0]
-
-
 def _digest(folder: Path) -> str:
     """Return a digest of the code in a folder."""
-    digest = sha256()
-    for path in sorted(folder.glob("code.*")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return sha256(b"".join(map(Path.read_bytes, sorted(folder.glob("code.*"))))).hexdigest()

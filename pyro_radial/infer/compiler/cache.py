@@ -7,7 +7,6 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -83,7 +82,6 @@ class Graphs:
         compile: bool = True,
         max_signatures: int = 8,
         options: Options | None = None,
-        device: CudaGraphs | None = None,
     ) -> None:
         self.compile = compile
         self.max_signatures = max_signatures
@@ -107,7 +105,7 @@ class Graphs:
         #: captured.
         self.compile_now: bool | None = None
         # Captures steps; None before the first recording, and on a CPU.
-        self._device = device
+        self._device: CudaGraphs | None = None
         #: The reasons why programs run without a graph; empty if all have one.
         self.eager_reasons: list[str] = []
 
@@ -123,17 +121,16 @@ class Graphs:
 
         :param compile_now: whether to compile the graph at its first use or never, instead of in the background.
         """
-        if self._must_run_as_it_is(call):
-            return _run_as_it_is(call)
-        leaves = Leaves.of(call.args, call.kwargs)
-        # NaN equals no number, so no graph would match.
-        if any(type(value) is float and math.isnan(value) for value in leaves.values):
-            return _run_as_it_is(call)
-        program_key = self._program_key(call, leaves)
-        numbers = self._numbers[program_key]
-        if numbers.notice_values(leaves.values):
-            self._drop_graphs(partial(operator.eq, program_key))
         try:
+            _check_surroundings(call)
+            leaves = Leaves.of(call.args, call.kwargs)
+            # NaN equals no number, so no graph would match.
+            if any(type(value) is float and math.isnan(value) for value in leaves.values):
+                return _run_as_it_is(call)
+            program_key = self._program_key(call, leaves)
+            numbers = self._numbers[program_key]
+            if numbers.notice_values(leaves.values):
+                self._drop_graphs(partial(operator.eq, program_key))
             key = program_key, descriptions(leaves.values, numbers.positions)
         except Refused as refused:
             self._warn_eager(refused.reason)
@@ -168,15 +165,6 @@ class Graphs:
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
         return reasons
-
-    def _must_run_as_it_is(self, call: Call) -> bool:
-        """Return whether no program can have a graph here: inside of other handlers, or with this loss."""
-        reason = why_not_differentiable(call.loss)
-        if handlers := handlers_around():
-            reason = f"it runs inside of {handlers[-1]}, a handler of Pyro; leave it, or use CompiledSVI instead of SVI"
-        if reason is not None:
-            self._warn_eager(reason)
-        return reason is not None
 
     def _program_key(self, call: Call, leaves: Leaves) -> tuple[Hashable, ...]:
         """Return the part of a graph's key that depends on the model, guide, loss and settings, not on arguments."""
@@ -268,12 +256,11 @@ class Graphs:
             return evaluation
         if self._device is None:
             self._device = device_graphs(program.device)
-        program = replace(program, cuda_graphs=self._device if self.compile else None)
+        program.cuda_graphs = self._device if self.compile else None
         try:
             replayed = program.rehearse(call, leaves)
         except RuntimeError as error:
-            reason = f"torch can record it, but not replay it: {error}".splitlines()[0]
-            self._warn_eager(reason)
+            self._warn_eager(f"torch can record it, but not replay it: {error}".splitlines()[0])
             self._unrecordable.add(key_and_kinds)
             return None
         if numbers and _largest_difference(replayed, evaluation) is not None:
@@ -347,6 +334,17 @@ class Graphs:
         if reason not in self.eager_reasons:
             self.eager_reasons.append(reason)
             warn(f"the program runs uncompiled: {reason}")
+
+
+def _check_surroundings(call: Call) -> None:
+    """Raise an error if no program can have a graph here: inside of other handlers, or with this loss."""
+    if handlers := handlers_around():
+        raise Refused(
+            f"it runs inside of {handlers[-1]}, a handler of Pyro; leave it, or use CompiledSVI instead of SVI"
+        )
+    reason = why_not_differentiable(call.loss)
+    if reason is not None:
+        raise Refused(reason)
 
 
 def _run_as_it_is(call: Call) -> LossEvaluation:

@@ -3,7 +3,7 @@
 
 """Capture a whole training step as one CUDA graph: noise, loss, gradients, and the step of the optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from pyro_radial._pyro.compat import (
     stop_where,
 )
 from pyro_radial.infer.compiler.signature import Leaves
-from pyro_radial.infer.compiler.state import Refused
+from pyro_radial.infer.compiler.state import Refused, first_line
 from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode
 
 # Steps before a capture, in which the optimizer creates its state and kernels are loaded.
@@ -60,7 +60,7 @@ class CudaGraphs:
             ):
                 result = body()
         except RuntimeError as error:
-            raise Refused(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise Refused(first_line(error)) from error
         self._pool = graph.pool()
 
         def replay() -> LossEvaluation:
@@ -90,7 +90,8 @@ class CapturedStep:
     ) -> None:
         self._program = program
         self._cuda_graphs = cuda_graphs
-        self._optimizer = optimizer
+        #: The optimizer whose steps are captured.
+        self.optimizer = optimizer
         self._caller_reason = call.eager_optimizer_reason
         self._inputs: list[Tensor] = []
         self._is_copied: list[bool] = []
@@ -105,10 +106,6 @@ class CapturedStep:
         self._rates = None if ordinary_optimizer is None else RateTensors(ordinary_optimizer)
         #: Why the optimizer takes its step after the graph; None if its step is in the graph.
         self.eager_optimizer_reason = self._find_eager_optimizer_reason()
-
-    def is_of(self, call: Call) -> bool:
-        """Return whether the captured step is one of the call's optimizer."""
-        return call.optimizer is self._optimizer
 
     def __call__(self, call: Call, leaves: Leaves) -> LossEvaluation:
         """Take a step: warm up at first, then capture, and replay from then on."""
@@ -150,14 +147,13 @@ class CapturedStep:
             evaluation: LossEvaluation = program.graph.result(tensors)
             if call.stopped is not None:
                 torch.maximum(call.stopped, evaluation.nonfinite, out=call.stopped)
-        is_graph_optimizer = hasattr(self._optimizer, "other_optimizer")
+        is_graph_optimizer = hasattr(self.optimizer, "other_optimizer")
         if self.eager_optimizer_reason is not None or (
             is_graph_optimizer and not evaluation.updated_in_graph
         ):
             return evaluation
         if self._rates is not None:
-            parameters = list(program.parameters.values())
-            self._rates.step(parameters, evaluation.gradients, call.stopped)
+            self._rates.step(program.parameters.values(), evaluation.gradients, call.stopped)
         return evaluation._replace(gradients=(None,) * len(evaluation.gradients), stepped=True)
 
     def _write_inputs(self, call: Call, leaves: Leaves) -> None:
@@ -190,16 +186,16 @@ class CapturedStep:
         hooks = any(map(gradient_hooks, self._program.parameters.values()))
         if self.eager_optimizer_reason is not None:
             return addresses(tensors), hooks, call.stopped is None
-        for state in self._optimizer.state.values():
+        for state in self.optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
         settings: list[object] = []
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             settings += [value for key, value in group.items() if key not in CHANGING]
         return (
             addresses(tensors),
             hooks,
             call.stopped is None,
-            has_step_hooks(self._optimizer),
+            has_step_hooks(self.optimizer),
             settings,
         )
 
@@ -234,7 +230,7 @@ class RateTensors:
 
     def step(
         self,
-        parameters: Sequence[Tensor],
+        parameters: Collection[Tensor],
         gradients: Sequence[Tensor | None],
         stopped: Tensor | None,
     ) -> None:

@@ -49,8 +49,7 @@ def compile_at_once(graph: Graph, inputs: Sequence[Tensor], options: Options) ->
     """
     draw, module = split_noise(graph.module)
     tensors = draw_noise((*graph.constants, *inputs), draw)
-    metadata = tuple(map(metadata_of, tensors))
-    key = graph.module.code, metadata, repr(sorted(options.items()))
+    key = graph.module.code, tuple(map(metadata_of, tensors)), repr(sorted(options.items()))
     if key not in _code_by_key:
         _code_by_key[key] = _compile(module, tensors, options)
         if len(_code_by_key) > CACHE_SIZE:

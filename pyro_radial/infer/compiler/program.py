@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import stored_parameters
-from pyro_radial.infer.compiler.background import BackgroundCode, first_line
+from pyro_radial.infer.compiler.background import BackgroundCode
 from pyro_radial.infer.compiler.cuda import CapturedStep, CudaGraphs
 from pyro_radial.infer.compiler.inductor import GraphFunction, Options, compile_at_once
 from pyro_radial.infer.compiler.signature import Leaves, is_number, number_tensor
-from pyro_radial.infer.compiler.state import Refused, Slot, State
+from pyro_radial.infer.compiler.state import Refused, Slot, State, first_line
 from pyro_radial.infer.compiler.tensor_graph import Graph, rehearsal
 from pyro_radial.infer.step.evaluation import (
     Call,
@@ -125,7 +125,7 @@ class Program:
         optimizer = call.optimizer
         if self.cuda_graphs is None or optimizer is None or self.fallback_reason is not None:
             return None
-        if self.captured is None or not self.captured.is_of(call):
+        if self.captured is None or self.captured.optimizer is not optimizer:
             for tensor in (*self.constants, *leaves.tensors()):
                 if tensor.device.type != self.device.type:
                     self._warn_uncaptured(

@@ -46,6 +46,7 @@ from pyro_radial.infer.compiler.state import (
     Refused,
     Slot,
     State,
+    first_line,
     is_library,
     line,
     metadata_of,
@@ -230,8 +231,9 @@ def _warn_of_jacobians(log_densities: Mapping[str, Any]) -> None:
         name for name, log_density in log_densities.items() if torch.as_tensor(log_density).any()
     ]
     if sites:
-        text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
-        warn(text)
+        warn(
+            f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
+        )
 
 
 def _record_with_numbers(numbers: Numbers, first_run: FirstRun, code: Code) -> Program:
@@ -345,14 +347,10 @@ def _check_gradients(program: Program, evaluation: LossEvaluation) -> None:
     """
     # Without a run, its structure: a class in place of each tensor, and None where the graph has no gradient.
     graph_evaluation = program.graph.result()
-    names_with_gradients: set[str] = set()
-    for (name, parameter), gradient in zip(
-        program.parameters.items(), graph_evaluation.gradients, strict=True
-    ):
-        if gradient is not None or parameter in graph_evaluation.updated_in_graph:
-            names_with_gradients.add(name)
+    graph_gradients = dict(zip(program.parameters, graph_evaluation.gradients, strict=True))
     for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
-        if gradient is not None and name not in names_with_gradients:
+        is_updated = program.parameters.get(name) in graph_evaluation.updated_in_graph
+        if gradient is not None and graph_gradients.get(name) is None and not is_updated:
             raise Refused(
                 f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)"
             )
@@ -559,9 +557,6 @@ def _reason_of(error: BaseException) -> str:
             in_users = line(file, number)
         elif name.startswith("pyro."):
             in_pyro = line(file, number)
-    if isinstance(error, Refused):
-        reason = str(error)
-    else:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    reason = first_line(error)
     source_line = in_users or in_pyro
     return f"{reason} ({source_line})" if source_line else reason

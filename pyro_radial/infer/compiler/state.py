@@ -104,6 +104,12 @@ class Refused(Exception):
         self.read_numbers = read_numbers
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, as the reason why there is no graph or no code."""
+    reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    return reason.splitlines()[0]
+
+
 class IdentityMap:
     """Values by objects, which are compared by identity, so they need no hash.
 
@@ -425,7 +431,9 @@ class State:
                 f"it takes values from {path}{self.code.line_of(path)}, {type(value).__name__}; "
                 "pass them as arguments"
             )
-        elif isinstance(value, CONTENTS) and not _holds_objects(value):
+        elif isinstance(value, CONTENTS) and not (
+            isinstance(value, np.ndarray) and value.dtype.hasobject
+        ):
             size = 0 if isinstance(value, set) else memoryview(cast(Any, value)).nbytes
             if size > MOST_BYTES:
                 self.unreadable_reason = (
@@ -582,11 +590,6 @@ def _globals_in(code: CodeType) -> Iterator[str]:
             yield instruction.argval
         elif isinstance(instruction.argval, CodeType):
             yield from _globals_in(instruction.argval)
-
-
-def _holds_objects(value: object) -> bool:
-    """Return whether a value is an array of Python objects."""
-    return isinstance(value, np.ndarray) and value.dtype.hasobject
 
 
 def _is_unchanged(value: object, current: object) -> bool:

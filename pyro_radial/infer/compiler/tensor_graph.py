@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -155,8 +154,12 @@ def record(
         replacements[function_to_host] = partial(recorder.copy_to_host, function_to_host)
     for constructor in CONSTRUCTORS:
         replacements[constructor] = partial(recorder.construct, constructor)
-    copies = ReplaceFunctions(replacements)
-    with pyro.validation_enabled(False), capturing(), recorder, copies:
+    with (
+        pyro.validation_enabled(False),
+        capturing(),
+        recorder,
+        ReplaceFunctions(replacements),
+    ):
         leaves, tree = tree_flatten(function(*numbers, *arguments))
     module = recorder.finish([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     constants = recorder.constants
@@ -507,7 +510,7 @@ def note_replaced_buffers() -> Iterator[Buffers]:
         previous = replaced_buffers[key][1] if key in replaced_buffers else holder.get(name)
         replaced_buffers[key] = holder, previous, buffer
 
-    hook = register_module_buffer_registration_hook(note)
+    hook = nn.modules.module.register_module_buffer_registration_hook(note)
     try:
         yield replaced_buffers
     finally:
