@@ -190,14 +190,14 @@ def split_draws(
         lead = tuple(size for size in value.shape[:num_draw_dims] if size != 1)
         if not lead:
             shared[name] = value.reshape(shape)
-            continue
-        if draws and lead != draws:
+        elif draws in ((), lead):
+            draws = lead
+            first_site = first_site or name
+            drawn[name] = value.reshape(math.prod(lead), *shape)
+        else:
             raise ValueError(
                 f"site {name!r} must have draws of shape {draws}, as site {first_site!r} has, got {lead}"
             )
-        draws = lead
-        first_site = first_site or name
-        drawn[name] = value.reshape(math.prod(lead), *shape)
     return draws, shared, drawn
 
 
