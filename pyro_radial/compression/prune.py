@@ -3,8 +3,6 @@
 
 """A trained Bayesian network, pruned to a smaller plain network by the errors of nested cuts."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

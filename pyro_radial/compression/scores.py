@@ -3,8 +3,6 @@
 
 """How much the channels of a network matter under a posterior."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from functools import reduce

@@ -3,8 +3,6 @@
 
 """How well a sequence of tasks was learned and remembered."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +39,7 @@ class AccuracyMatrix:
     baseline: Tensor | None = None
 
     @classmethod
-    def empty(cls, names: Sequence[str]) -> AccuracyMatrix:
+    def empty(cls, names: Sequence[str]) -> "AccuracyMatrix":
         """Make the matrix before any task is learned.
 
         :param names: one name per task.
@@ -57,7 +55,7 @@ class AccuracyMatrix:
             torch.full((len(names), len(names)), math.nan, dtype=torch.float64), tuple(names)
         )
 
-    def with_row(self, i: int, accuracies: Sequence[float] | Tensor) -> AccuracyMatrix:
+    def with_row(self, i: int, accuracies: Sequence[float] | Tensor) -> "AccuracyMatrix":
         """Add the accuracies after learning tasks 0 to ``i``.
 
         :param i: number of the task learned last, from zero.
@@ -70,7 +68,7 @@ class AccuracyMatrix:
         values[i, : len(row)] = row
         return replace(self, values=values)
 
-    def with_more_tasks(self, names: Sequence[str]) -> AccuracyMatrix:
+    def with_more_tasks(self, names: Sequence[str]) -> "AccuracyMatrix":
         """Make room for more tasks.
 
         :param names: the names of all tasks; those of this matrix come first.
@@ -81,7 +79,7 @@ class AccuracyMatrix:
         baseline = None if self.baseline is None else pad(self.baseline, (0, more), value=math.nan)
         return AccuracyMatrix(values, tuple(names), baseline)
 
-    def with_next(self, i: int, accuracy: float, baseline: float) -> AccuracyMatrix:
+    def with_next(self, i: int, accuracy: float, baseline: float) -> "AccuracyMatrix":
         """Add the accuracies on task ``i`` before it is learned.
 
         :param i: number of the task, at least one.

@@ -3,8 +3,6 @@
 
 """Streams of tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,7 +92,7 @@ class TaskStream(Sequence[Task]):
         positive_count("num_outputs", self.num_outputs)
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], *, num_outputs: int, num_heads: int = 1) -> TaskStream:
+    def of(cls, tasks: Sequence[Task], *, num_outputs: int, num_heads: int = 1) -> "TaskStream":
         """Make a stream of tasks in memory.
 
         :param tasks: the tasks in order.
@@ -122,8 +120,8 @@ class TaskStream(Sequence[Task]):
     @overload
     def __getitem__(self, index: int) -> Task: ...
     @overload
-    def __getitem__(self, index: slice) -> TaskStream: ...
-    def __getitem__(self, index: int | slice) -> Task | TaskStream:
+    def __getitem__(self, index: slice) -> "TaskStream": ...
+    def __getitem__(self, index: int | slice) -> "Task | TaskStream":
         if isinstance(index, slice):
             return replace(self, names=self.names[index], builders=self.builders[index])
         index = range(len(self))[index]

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from pyro.distributions import TorchDistribution, constraints
 from torch import Tensor
-from torch.distributions.utils import broadcast_all
 
 from pyro_radial._pyro.checks import (
     check_shape,
@@ -92,7 +91,7 @@ class RadialNormal(TorchDistribution):
             raise ValueError(
                 f"RadialNormal: loc and scale must have elements in their event, got event shape {tuple(event_shape)}"
             )
-        self.loc, self.scale = broadcast_all(loc, scale)
+        self.loc, self.scale = torch.distributions.utils.broadcast_all(loc, scale)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False)

@@ -3,8 +3,6 @@
 
 """Measurement points: where functions are compared with their prior, besides the inputs of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +49,7 @@ class UniformBox:
         self.num_points = positive_count("num_points", num_points)
 
     @classmethod
-    def around(cls, x_train: Tensor, num_points: int, margin: float = 0.5) -> UniformBox:
+    def around(cls, x_train: Tensor, num_points: int, margin: float = 0.5) -> "UniformBox":
         r"""Return the box of the training inputs with each side widened at both ends by ``margin`` times its width.
 
         Input i has the range :math:`[\min_n x_{ni} - \tfrac d2, \max_n x_{ni} + \tfrac d2]` with its own

@@ -11,7 +11,6 @@ import torch
 from pyro.infer.elbo import ELBOModule
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 from tqdm.auto import trange
 
@@ -157,7 +156,7 @@ class _WithGradients(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @once_differentiable
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> Any:
         """Return the gradients, scaled by the gradient of the loss."""
         scaled = (None if gradient is None else gradient * by_loss for gradient in ctx.gradients)

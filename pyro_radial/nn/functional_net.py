@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -89,7 +88,7 @@ class FunctionalNet:
                     unchanged_on_error(lambda: buffers),
                     WITHOUT_FASTPATH,
                     within(tensors),
-                    disable_saved_tensors_hooks(RECOMPUTES),
+                    torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTES),
                     _restored(self.skeleton),
                 ):
                     return functional_call(self.skeleton, tensors, inputs.args, inputs.kwargs)

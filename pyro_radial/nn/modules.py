@@ -9,7 +9,6 @@ from functools import update_wrapper
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from pyro_radial._pyro.types import Model
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of, submodules
@@ -61,7 +60,7 @@ def keeping_buffers(*modules: object) -> Iterator[None]:
     saved_buffers = []
     for module in submodules(*modules):
         for name, buffer in module.named_buffers(recurse=False):
-            if not is_lazy(buffer):
+            if not nn.parameter.is_lazy(buffer):
                 saved_buffers.append((module, name, buffer, buffer.clone()))
     try:
         yield

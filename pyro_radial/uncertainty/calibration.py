@@ -6,7 +6,6 @@
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import one_hot
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count
 from pyro_radial.uncertainty._inputs import class_probabilities
@@ -95,7 +94,7 @@ def reliability(
         edges = confidence.sort().values[last_ranks.clamp_min(0)]
         outer = torch.cat([edges.new_zeros(1), edges, edges.new_ones(1)])
     correct = (prediction == labels).to(probs.dtype)
-    membership = one_hot(torch.bucketize(confidence, edges), num_bins)
+    membership = torch.nn.functional.one_hot(torch.bucketize(confidence, edges), num_bins)
     count = membership.sum(0)
     # Sums instead of a matrix product, which a GPU may round to TensorFloat-32.
     sum_of_confidence = (membership * confidence[:, None]).sum(0)

@@ -6,7 +6,6 @@
 import math
 
 import torch
-from torch.nn.functional import one_hot
 
 from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
 
@@ -40,7 +39,7 @@ def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     Source: Brier (1950), *Verification of forecasts expressed in terms of probability*.
     """
     probs, labels = class_probabilities(probs, labels)
-    return (probs - one_hot(labels, probs.shape[-1])).square().sum(-1).mean()
+    return (probs - torch.nn.functional.one_hot(labels, probs.shape[-1])).square().sum(-1).mean()
 
 
 def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float:

@@ -3,8 +3,6 @@
 
 """Temperature scaling: one number, fitted on validation data, makes class probabilities sharper or flatter."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -52,7 +50,7 @@ class TemperatureScaling:
         return (_check_logits(logits) / self.temperature).softmax(-1)
 
     @classmethod
-    def fit(cls, logits: torch.Tensor | Prediction, labels: torch.Tensor) -> TemperatureScaling:
+    def fit(cls, logits: torch.Tensor | Prediction, labels: torch.Tensor) -> "TemperatureScaling":
         r"""Find the temperature with the lowest negative log-likelihood of the labels.
 
         The likelihood is convex in 1/T. Its derivative :math:`\sum_n (E_{p_n}[z_{nk}] - z_{n y_n})` is zero at one

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
-from torch.nn import functional as F
 
 from pyro_radial._pyro.compat import standard_gamma
 from pyro_radial.distributions.numerics import append_dims, event_norm
@@ -192,7 +191,7 @@ def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tenso
     wide = torch.promote_types(scale.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         squares = None if bias_scale is None else bias_scale.to(wide).square()
-        variance = F.linear(x.to(wide).square(), scale.to(wide).square(), squares)
+        variance = nn.functional.linear(x.to(wide).square(), scale.to(wide).square(), squares)
     # The root has no derivative at zero; clamped values have a gradient of zero.
     return variance.clamp_min(LEAST_SQUARE).sqrt()
 
@@ -235,7 +234,7 @@ def _at_channels(layer: nn.Module, values: Tensor, dims: int) -> Tensor:
 def _apply(layer: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Compute the layer with these parameters, without hooks."""
     if isinstance(layer, nn.Linear):
-        return F.linear(x, weight, bias)  # type: ignore[arg-type]
+        return nn.functional.linear(x, weight, bias)  # type: ignore[arg-type]
     bare = copy.copy(layer)
     bare._parameters = {"weight": weight, "bias": bias}
     return type(layer).forward(bare, x)
