@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
-import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 from torch.distributions import transform_to
@@ -25,7 +24,7 @@ from pyro_radial.infer.diagnose.importance import (
     interval_shares,
     judge_intervals,
 )
-from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter
+from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter, traces_of
 from pyro_radial.infer.loss.not_finite import first_not_finite
 from pyro_radial.infer.loss.terms import LossTerms
 from pyro_radial.infer.optim.natural_gradient import by_log_scale, some_of
@@ -244,14 +243,13 @@ def diagnose(
 @torch.no_grad()
 def share_of_wide(model: Model, guide: Guide, *inputs: object) -> float | None:
     """Return the share of weights at least half as wide as their priors, or None if no width is known."""
-    drawn = poutine.trace(guide).get_trace(*inputs)
-    prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*inputs).nodes
+    trace, drawn = traces_of(model, guide, *inputs)
     wide = total = 0
     for name, site in drawn.iter_stochastic_nodes():
-        if is_subsample(site) or name not in prior:
+        if is_subsample(site) or name not in trace:
             continue
         posterior_stddev = moments(site["fn"]).stddev
-        prior_stddev = moments(prior[name]["fn"]).stddev
+        prior_stddev = moments(trace.nodes[name]["fn"]).stddev
         if posterior_stddev is not None and prior_stddev is not None:
             wide += int((posterior_stddev > WIDE * prior_stddev).sum())
             total += posterior_stddev.numel()
@@ -268,8 +266,7 @@ def _spreads(
     """Return root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
 
     def function(own_guide: Guide) -> Any:
-        guide_trace = poutine.trace(own_guide).get_trace(*inputs)
-        nodes = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*inputs).nodes
+        nodes = traces_of(model, own_guide, *inputs)[0].nodes
         if function_site not in nodes and function_site != FUNCTION_SITE:
             raise ValueError(
                 f"function_site must be a site of the model, got {function_site!r}, which it does not have"

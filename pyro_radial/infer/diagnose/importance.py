@@ -16,6 +16,7 @@ from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.types import Guide, Model, Node
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.families import MultivariateNormal
+from pyro_radial.infer.loss.elbo import traces_of
 
 LEVEL = 0.9
 NUM_DRAWS = 1_000
@@ -195,8 +196,7 @@ def _compare_draws(
     ratios = []
     draws: dict[str, list[Tensor]] = {name: [] for name in names}
     for _ in range(NUM_DRAWS):
-        guide_trace = poutine.trace(guide).get_trace(*args)
-        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args)
+        model_trace, guide_trace = traces_of(model, guide, *args)
         ratio = _log_prob(model_trace, plates, dims) - _log_prob(guide_trace, plates, dims)
         number = len(ratio)
         selected = torch.linspace(0, number - 1, min(number, MOST_ELEMENTS)).long()

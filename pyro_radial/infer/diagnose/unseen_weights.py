@@ -16,7 +16,7 @@ from pyro_radial._pyro.types import Model
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.data import Batches
 from pyro_radial.infer.diagnose.arrival import Arrival
-from pyro_radial.infer.loss.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO, traces_of
 from pyro_radial.infer.optim.natural_gradient import SiteState, some_of
 from pyro_radial.nn.modules import evaluating
 
@@ -64,10 +64,9 @@ def _normal_priors(model: Model, guide: nn.Module, batches: Batches) -> dict[str
     batch = batches.first_rows()
     priors: dict[str, Tensor] = {}
     with poutine.block():
-        drawn = poutine.trace(guide).get_trace(*batch)
-        nodes = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*batch).nodes
+        trace, drawn = traces_of(model, guide, *batch)
     for name in drawn.stochastic_nodes:
-        prior: Any = nodes[name]["fn"] if name in nodes else None
+        prior: Any = trace.nodes[name]["fn"] if name in trace else None
         if isinstance(leaf(prior), Normal):
             both = torch.stack([prior.mean, prior.stddev])
             if not both.requires_grad:

@@ -219,7 +219,7 @@ class TermsELBO(TraceMeanField_ELBO):
                 weight,
                 nll_by_site={
                     name: -site["log_prob_sum"]
-                    for name, site in _observed_sites(model_trace).items()
+                    for name, site in observed_sites(model_trace).items()
                 },
                 kl_by_site=kls,
                 entropies=partial(entropies, _without_values(guide_trace, kls)),
@@ -331,7 +331,16 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
     return float(weight)
 
 
-def _observed_sites(model_trace: poutine.Trace) -> dict[str, Node]:
+def traces_of(
+    model: Model, guide: Guide, *args: object, **kwargs: object
+) -> tuple[poutine.Trace, poutine.Trace]:
+    """Run a guide, and the model replayed with its draw; return the traces of the model and of the guide."""
+    guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    replayed = poutine.replay(model, trace=guide_trace)
+    return poutine.trace(replayed).get_trace(*args, **kwargs), guide_trace
+
+
+def observed_sites(model_trace: poutine.Trace) -> dict[str, Node]:
     """Return the sites of observations."""
     observed: dict[str, Node] = {}
     for name in model_trace.observation_nodes:
@@ -344,7 +353,7 @@ def _observed_sites(model_trace: poutine.Trace) -> dict[str, Node]:
 def num_data_of(model_trace: poutine.Trace) -> int | None:
     """Return the full size of the plates around the observations; sites that share their plates count once."""
     sizes = {}
-    for site in _observed_sites(model_trace).values():
+    for site in observed_sites(model_trace).values():
         plates = {
             frame.name: frame.full_size or frame.size
             for frame in site["cond_indep_stack"]

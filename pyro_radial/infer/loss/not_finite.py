@@ -16,7 +16,7 @@ from torch.distributions.constraints import Constraint, real
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.loss.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO, traces_of
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
 
@@ -83,8 +83,7 @@ def support_to_check(site: Node) -> Constraint | None:
 def check_observations(model: Model, guide: Guide, args: Args, kwargs: Kwargs) -> None:
     """Run the program once and raise a ``ValueError`` that names a site with an observation outside of its support."""
     with pyro.validation_enabled(False), torch.no_grad():
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+        trace, _ = traces_of(model, guide, *args, **kwargs)
     for name, site in dict[str, Node](trace.nodes).items():
         support = support_to_check(site) if site["type"] == "sample" else None
         if support is None:

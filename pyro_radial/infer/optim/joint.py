@@ -153,7 +153,7 @@ class JointOptimizer:
                 if clips:
                     self._clips[parameter] = clips
         if self.optimizer is None:
-            self.optimizer = _make_optimizer(optim, new_parameters)
+            self.optimizer = make_optimizer(optim, new_parameters, clips_elsewhere=True)
             self.optimizer.register_state_dict_post_hook(self._save_names)
             self.optimizer.register_load_state_dict_pre_hook(self._check_names)
             if isinstance(optim, PyroLRScheduler):
@@ -165,7 +165,7 @@ class JointOptimizer:
         elif not isinstance(optim, PyroOptim):
             self.optimizer.add_param_group({"params": list(new_parameters.values())})
         else:
-            new_optimizer = _make_optimizer(optim, new_parameters)
+            new_optimizer = make_optimizer(optim, new_parameters, clips_elsewhere=True)
             if self._scheduler is not None:
                 for group in new_optimizer.param_groups:
                     group["initial_lr"] = group["lr"]
@@ -296,7 +296,10 @@ def optimizer_parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def make_optimizer(
-    optim: PyroOptim | Callable[[list[Tensor]], Optimizer], parameters: Mapping[str, Tensor]
+    optim: PyroOptim | Callable[[list[Tensor]], Optimizer],
+    parameters: Mapping[str, Tensor],
+    *,
+    clips_elsewhere: bool = False,
 ) -> Optimizer:
     """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them.
 
@@ -304,18 +307,11 @@ def make_optimizer(
 
     :raises ValueError: for a Pyro optimizer that clips, because the torch optimizer does not.
     """
-    if isinstance(optim, PyroOptim) and optim.pt_clip_args:
+    if isinstance(optim, PyroOptim) and optim.pt_clip_args and not clips_elsewhere:
         raise ValueError(
             f"optim must not clip each parameter by itself, got {type(optim).__name__} with clip_args; use clip_norm "
             "of fit, or pyro.optim.ClippedAdam"
         )
-    return _make_optimizer(optim, parameters)
-
-
-def _make_optimizer(
-    optim: PyroOptim | Callable[[list[Tensor]], Optimizer], parameters: Mapping[str, Tensor]
-) -> Optimizer:
-    """Do what :func:`make_optimizer` does, for a caller that clips gradients where Pyro would."""
     if isinstance(optim, PyroOptim):
         return _make_from_pyro(optim, stored_names(parameters))
     optimizer = optim(list(parameters.values()))

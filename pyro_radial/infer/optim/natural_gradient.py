@@ -21,7 +21,7 @@ from pyro_radial._pyro.types import Node
 from pyro_radial.distributions.numerics import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.per_site import LocScaleSite
-from pyro_radial.infer.loss.elbo import TermsELBO
+from pyro_radial.infer.loss.elbo import TermsELBO, traces_of
 from pyro_radial.infer.optim.joint import (
     DEFAULT_OPTIM,
     GraphOptimizer,
@@ -130,8 +130,7 @@ class NaturalGradient(GuideOptim):
             seeded(0, device_of(guide, model)),
         ):
             getattr(guide, "setup", guide)(*args, **kwargs)
-            drawn = poutine.trace(guide).get_trace(*args, **kwargs)
-            trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
+            trace, drawn = traces_of(model, guide, *args, **kwargs)
         sites: list[SiteState] = []
         site_guides = modules_of(AutoPerSite, guide)
         for site_guide in site_guides:

@@ -6,18 +6,17 @@
 import math
 from typing import Any
 
-import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 from torch.distributions import transform_to
 from torch.optim import Adam
 
-from pyro_radial._pyro.compat import is_subsample
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.per_site import LocScaleSite
 from pyro_radial.infer.data import Rows, move
+from pyro_radial.infer.loss.elbo import observed_sites, traces_of
 from pyro_radial.infer.optim.natural_gradient import by_log_scale
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.preflight import make_target_check
@@ -156,14 +155,10 @@ class PredictiveWidths:
         """Return the mean over rows of the log predictive density, 0-d."""
         of_draws: list[Tensor] = []
         for _ in range(NUM_DRAWS):
-            drawn = poutine.trace(self._guide).get_trace(x, y)
-            trace = poutine.trace(poutine.replay(self._model, trace=drawn)).get_trace(x, y)
+            trace, _ = traces_of(self._model, self._guide, x, y)
             log_prob = torch.zeros((), device=self._device)
-            nodes: dict[str, Any] = trace.nodes
-            for site in nodes.values():
-                is_observed = site["type"] == "sample" and site["is_observed"]
-                if is_observed and not is_subsample(site):
-                    log_prob = log_prob + site["fn"].log_prob(site["value"])
+            for site in observed_sites(trace).values():
+                log_prob = log_prob + site["fn"].log_prob(site["value"])
             of_draws.append(log_prob)
         return torch.stack(of_draws).logsumexp(0).mean() - math.log(NUM_DRAWS)
 
