@@ -93,7 +93,7 @@ class UniquelyNamed(PyroModule):
         root_name = _root(stored_name(self))
         # Lists made in one step, because another thread may make a module meanwhile.
         living = {root_name, *(_root(owner.key) for owner in _owners.valuerefs())}
-        roots = {_root(stored) for stored in tuple(pyro.get_param_store().keys())}
+        roots = set(map(_root, tuple(pyro.get_param_store().keys())))
         # The same class with another counter, from another process.
         strangers = sorted(
             root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", root_name)

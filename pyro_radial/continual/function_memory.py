@@ -49,7 +49,7 @@ class FunctionMemory(NamedTuple):
         """
         with under_head(chain, head):
             process = PosteriorProcess(chain, chain.prior)
-        moments = [process.marginals(rows) for rows in x.split(ROWS)]
+        moments = list(map(process.marginals, x.split(ROWS)))
         mean = torch.cat([mean for mean, _ in moments])
         variance = torch.cat([variance for _, variance in moments])
         rows = max(len(x), capacity)

@@ -221,10 +221,12 @@ class PriorChain(UnderPriors):
                 raise ValueError(
                     f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}"
                 )
-        stored: dict[str, StoredDistribution] = {}
-        for name, distribution in posterior.items():
-            stored[name] = self._store(name, distribution, _site(guide, name))
-        self.chained.update(stored)
+        self.chained.update(
+            {
+                name: self._store(name, distribution, _site(guide, name))
+                for name, distribution in posterior.items()
+            }
+        )
         self._compared.clear()
         if isinstance(guide, Mapping) and not plain:
             self._unchecked_names |= posterior.keys()
@@ -471,7 +473,7 @@ def _check_trained(guide: object) -> None:
 def _match_names(exclude: Exclude, names: Collection[str]) -> list[str]:
     """Return the names that are excluded."""
     if callable(exclude):
-        return [name for name in names if exclude(name)]
+        return list(filter(exclude, names))
     if isinstance(exclude, str):
         try:
             return [name for name in names if re.search(exclude, name)]

@@ -50,7 +50,7 @@ def _register(name: str, formula: Formula) -> Operator:
         chunks = [formula(*rows, with_gradient) for rows in _split_rows(ratio, shift, noise)]
         results = chunks[0]
         if len(chunks) > 1:
-            results = tuple(torch.cat(tensors) for tensors in zip(*chunks, strict=True))
+            results = tuple(map(torch.cat, zip(*chunks, strict=True)))
         value = results[0].reshape(ratio.shape[:-1]).contiguous()
         if not with_gradient:
             # An operator always has the same number of results.

@@ -152,9 +152,10 @@ class StoredDistributions(nn.Module):
         for site, tensors in saved.items():
             module = self._modules.get(site)
             if module is None or _shapes(dict(module.named_buffers())) != _shapes(tensors):
-                empty: dict[str, Tensor] = {}
-                for name, tensor in tensors.items():
-                    empty[name] = torch.empty_like(tensor, device=self._empty_on_device.device)
+                empty = {
+                    name: torch.empty_like(tensor, device=self._empty_on_device.device)
+                    for name, tensor in tensors.items()
+                }
                 self._modules[site] = StoredDistribution(None, empty)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 

@@ -312,9 +312,10 @@ def _descend(
     for _ in range(num_steps):
         damped = at.hessian + damping * at.basis.mT @ at.basis
         a = -torch.linalg.solve(damped, at.gradient)
-        updated_weights = {}
-        for name, change in _split_by_weight(at.basis @ a, weights).items():
-            updated_weights[name] = weights[name] + change.view_as(weights[name]).to(weights[name])
+        updated_weights = {
+            name: weights[name] + change.view_as(weights[name]).to(weights[name])
+            for name, change in _split_by_weight(at.basis @ a, weights).items()
+        }
         measurement = measure(updated_weights)
         gain = float(at.objective - measurement.objective)
         if gain > 0.0:
@@ -348,7 +349,7 @@ def _prior_factor(covariances: Tensor) -> Tensor:
     num_outputs = len(covariances)
     distinct = distinct_covariances(covariances)
     cholesky(distinct)  # Raises an error unless it is positive definite.
-    pairs = [torch.linalg.eigh(covariance) for covariance in distinct]
+    pairs = list(map(torch.linalg.eigh, distinct))
     if len(distinct) < num_outputs:
         pairs = pairs * num_outputs
     eigenvalues = torch.cat([values for values, _ in pairs]).clamp_min(0.0)

@@ -122,7 +122,7 @@ class BayesianModule(UniquelyNamed):
     @property
     def sites_in_use(self) -> tuple[str, ...]:
         """The names of the random parameters that the network uses now, and a call samples."""
-        return tuple(name for name in self._shapes if self._in_use(name))
+        return tuple(filter(self._in_use, self._shapes))
 
     @property
     def skeleton(self) -> nn.Module:

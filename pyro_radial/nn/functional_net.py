@@ -247,10 +247,10 @@ def _replace_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
 def _make_skeleton(net: nn.Module) -> nn.Module:
     """Copy the modules of a network, with all parameters and buffers on the meta device; tied tensors stay tied."""
     # deepcopy takes copies from the memo: no memory is doubled, and ties stay ties.
-    memo: dict[int, Any] = {}
-    for parameter in net.parameters():
-        twin = torch.empty_like(parameter, device="meta")
-        memo[id(parameter)] = nn.Parameter(twin, requires_grad=parameter.requires_grad)
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in net.parameters()
+    }
     for buffer in net.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(net, memo)

@@ -130,7 +130,7 @@ def swap_prior(model: Model, priors: Mapping[str, Any]) -> nn.Module:
 def is_guide(model: object) -> bool:
     """Return whether this is an autoguide, or a handler or module around one."""
     if isinstance(model, partial):
-        return any(is_guide(component) for component in (model.func, *model.args))
+        return any(map(is_guide, (model.func, *model.args)))
     return isinstance(model, nn.Module) and any(
         isinstance(component, AutoGuide) for component in model.modules()
     )

@@ -319,13 +319,13 @@ def slope_polynomials() -> list[np.ndarray]:
             total = poly.polyadd(total, coefficient)
             quotient.append(-poly.polymul(t, total) / 4)
         gammas.append(quotient)
-    return [_without_xi(gamma) for gamma in gammas]
+    return list(map(_without_xi, gammas))
 
 
 def _without_xi(gamma: list[np.ndarray]) -> np.ndarray:
     """Convert coefficients of xi^j t^i to coefficients of s^j t^i."""
     rows = [np.trim_zeros(coefficient[j:], "b") for j, coefficient in enumerate(gamma)]
-    table = np.full((len(rows), max(len(row) for row in rows)), Fraction(0))
+    table = np.full((len(rows), max(map(len, rows))), Fraction(0))
     for row, coefficients in zip(table, rows, strict=True):
         row[: len(coefficients)] = coefficients
     return table

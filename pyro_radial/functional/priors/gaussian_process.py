@@ -85,7 +85,7 @@ class GaussianProcess(FunctionPrior):
         kernels: Sequence[Any] = (kernel,) if self._one_for_all else kernel
         if not kernels:
             raise ValueError("kernel must be a kernel or a list of kernels, got an empty list")
-        self._kernels = nn.ModuleList([_Covariance(k) for k in kernels])
+        self._kernels = nn.ModuleList(map(_Covariance, kernels))
         if callable(mean):
             self.mean = _copy_in_double(mean)
         else:
@@ -211,7 +211,7 @@ class GaussianProcess(FunctionPrior):
         if positive_count("num_points", num_points) < len(x):
             rows = torch.randperm(len(x), device=x.device)[:num_points]
             x, y = x[rows], y[rows]
-        parameters = [self.get_parameter(name) for name in self._fitted]
+        parameters = list(map(self.get_parameter, self._fitted))
         if not parameters:
             raise ValueError(
                 "kernel must have parameters to fit, got none; give a module whose parameters require a gradient"

@@ -162,7 +162,7 @@ def _joint_moments(
             "posterior must be distributions by site name, as guide.posterior() returns, or one MultivariateNormal of "
             f"all weights, got {type(posterior).__name__}"
         )
-    sizes = [math.prod(shape) for shape in needed.values()]
+    sizes = list(map(math.prod, needed.values()))
     if not needed or posterior.mean.shape != (sum(sizes),):
         raise ValueError(
             f"posterior must be of the {sum(sizes)} weights of sites {list(needed)}, or be given by site name, got one "
@@ -170,9 +170,10 @@ def _joint_moments(
         )
     if not bool(posterior.mean.isfinite().all() & posterior.variance.isfinite().all()):
         raise ValueError("posterior must have a finite mean and covariance, got NaN or infinity")
-    mean = {}
-    for values, (name, shape) in zip(posterior.mean.split(sizes), needed.items(), strict=True):
-        mean[name] = values.reshape(shape).to(dtype)
+    mean = {
+        name: values.reshape(shape).to(dtype)
+        for values, (name, shape) in zip(posterior.mean.split(sizes), needed.items(), strict=True)
+    }
     sites = tuple(needed)
     if isinstance(posterior, LowRankMultivariateNormal):
         factor = posterior.cov_factor.to(dtype)

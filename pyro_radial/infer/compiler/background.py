@@ -84,7 +84,7 @@ class BackgroundCode:
         if not hasattr(os, "nice"):
             raise Refused("graphs are compiled in the background on Linux and macOS only")
         self._draw, module = split_noise(graph.module)
-        inputs = [metadata_of(tensor) for tensor in draw_noise(tensors, self._draw)]
+        inputs = list(map(metadata_of, draw_noise(tensors, self._draw)))
         default = Path(gettempdir(), f"torchinductor_{os.getuid()}")
         root = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", default))
         # Older versions of torch only tell the vector instructions.
@@ -181,7 +181,7 @@ def compile_job() -> None:
         job.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with TemporaryDirectory(dir=job.folder.parent, ignore_cleanup_errors=True) as name:
             folder = Path(name)
-            examples = [metadata.empty() for metadata in job.inputs]
+            examples = list(map(Metadata.empty, job.inputs))
             compile_library(job.module, examples, job.options, folder)
             (folder / DIGEST).write_text(_digest(folder))
             # If another training has left the same code, this fails, and that code is used.

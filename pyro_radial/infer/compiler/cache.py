@@ -62,7 +62,7 @@ SETTINGS = (
     "radial_kl_seed",
     "validate_distributions_pyro",
 )
-READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
+READ_SETTINGS = list(map(reader_of_setting, SETTINGS))
 
 #: The key of a graph: that of the program, and the descriptions of the leaves of its arguments.
 Signature = tuple[tuple[Hashable, ...], tuple[Hashable, ...]]
@@ -208,8 +208,7 @@ class Graphs:
         programs = self._programs.get(key, [])
         for position, program in enumerate(programs):
             if program.is_valid(leaves):
-                if position:
-                    programs.insert(0, programs.pop(position))
+                programs.insert(0, programs.pop(position))
                 return program
         if (key[0], kinds(leaves.values)) in self._unrecordable:
             return None

@@ -149,12 +149,9 @@ class Program:
 
     def numbers(self, call: Call, leaves: Leaves) -> list[Any]:
         """Return the numbers that the graph takes: the weight of the KL, then those of arguments and of the state."""
-        numbers: list[Any] = [float(call.weight)]
-        for position in self.positions:
-            numbers.append(leaves.values[position])
-        for slot, _ in self.number_slots:
-            numbers.append(slot.read())
-        return numbers
+        of_arguments = [leaves.values[position] for position in self.positions]
+        of_state = [slot.read() for slot, _ in self.number_slots]
+        return [float(call.weight), *of_arguments, *of_state]
 
     def inputs(self, call: Call, leaves: Leaves) -> list[Tensor]:
         """Return all inputs of the graph but its constants: numbers as 0-d tensors, then tensors of arguments."""
@@ -221,8 +218,8 @@ class Program:
             slot.write(pyro.get_param_store()[name])
         gradients = graph_evaluation.gradients
         if call.gradient_scale != 1.0:
-            scaled: list[Tensor | None] = []
-            for gradient in gradients:
-                scaled.append(None if gradient is None else gradient * call.gradient_scale)
-            gradients = tuple(scaled)
+            gradients = tuple(
+                None if gradient is None else gradient * call.gradient_scale
+                for gradient in gradients
+            )
         return graph_evaluation._replace(parameters=self.parameters, gradients=gradients, mode=mode)

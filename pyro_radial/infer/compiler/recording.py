@@ -271,7 +271,7 @@ def _record_twice(first_run: FirstRun, numbers: Numbers, code: Code) -> Program:
     recorded_values = [values[position] for position in positions]
     recorded_values += [slot.read() for slot in number_slots]
     # If a graph fixes a number that should be an input, the graph of another number differs.
-    nearby_values = [_nearby_number(number) for number in recorded_values]
+    nearby_values = list(map(_nearby_number, recorded_values))
     noise = TorchNoise.current()
     ignored = set(UNREAD)
     recorded: list[tuple[Graph, dict[str, Tensor]]] = []

@@ -296,9 +296,7 @@ class State:
         # Containers, and the variables of objects, each with a copy, to find new and deleted entries. For objects the
         # names of new attributes that count; None where all entries count. The key of such a slot is the object.
         self._sized_holders: list[tuple[Slot, Any, Collection[str] | None]] = []
-        self._to_visit: list[tuple[object, str, bool]] = []
-        for name, root in roots.items():
-            self._to_visit.append((root, name, False))
+        self._to_visit = [(root, name, False) for name, root in roots.items()]
         for holder, name in parameter_holders:
             self._add_slot(Slot(operator.getitem, holder, name, f"parameter {name}", False))
         # Subclasses of Tensor may raise an error when their attributes are read.

@@ -149,11 +149,12 @@ def record(
     :raises Refused: if the function does something that a graph cannot do.
     """
     recorder = _Recorder(numbers, arguments, readable, changed, dtype)
-    replacements: dict[Any, Callable[..., Any]] = {}
-    for function_to_host in TO_HOST:
-        replacements[function_to_host] = partial(recorder.copy_to_host, function_to_host)
-    for constructor in CONSTRUCTORS:
-        replacements[constructor] = partial(recorder.construct, constructor)
+    replacements: dict[Any, Callable[..., Any]] = {
+        reader: partial(recorder.copy_to_host, reader) for reader in TO_HOST
+    }
+    replacements |= {
+        constructor: partial(recorder.construct, constructor) for constructor in CONSTRUCTORS
+    }
     with (
         pyro.validation_enabled(False),
         capturing(),
@@ -161,7 +162,7 @@ def record(
         ReplaceFunctions(replacements),
     ):
         leaves, tree = tree_flatten(function(*numbers, *arguments))
-    module = recorder.finish([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    module = recorder.finish(_tensors_in(leaves))
     constants = recorder.constants
     if any(constant.layout is not torch.strided for constant in constants):
         raise Refused("it uses a sparse tensor")

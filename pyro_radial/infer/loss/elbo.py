@@ -342,12 +342,11 @@ def traces_of(
 
 def observed_sites(model_trace: poutine.Trace) -> dict[str, Node]:
     """Return the sites of observations."""
-    observed: dict[str, Node] = {}
-    for name in model_trace.observation_nodes:
-        site = model_trace.nodes[name]
-        if not is_deterministic(site):
-            observed[name] = site
-    return observed
+    return {
+        name: model_trace.nodes[name]
+        for name in model_trace.observation_nodes
+        if not is_deterministic(model_trace.nodes[name])
+    }
 
 
 def num_data_of(model_trace: poutine.Trace) -> int | None:

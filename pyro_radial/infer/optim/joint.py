@@ -182,7 +182,8 @@ class JointOptimizer:
                     group["params"][position] = parameter
                     optimizer.state.pop(former, None)
                     # Some optimizers make their state before the first step.
-                    optimizer.state.update(_make_optimizer(self._optim, {name: parameter}).state)
+                    made = make_optimizer(self._optim, {name: parameter}, clips_elsewhere=True)
+                    optimizer.state.update(made.state)
                     del self._names[former]
                     self._names[parameter] = name
                     self._clips[parameter] = self._clips.pop(former, {})

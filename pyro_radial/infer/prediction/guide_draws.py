@@ -136,10 +136,10 @@ class PosteriorSamples:
 
 def sample_at(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sample sites that each have one value."""
-    drawn = {}
-    for name, value in values.items():
-        drawn[name] = pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
-    return drawn
+    return {
+        name: pyro.sample(name, dist.Delta(value, event_dim=value.dim()))
+        for name, value in values.items()
+    }
 
 
 def check_global(drawn: poutine.Trace, requirement: str, got: str) -> None:
@@ -202,7 +202,7 @@ def _own_sites(guide: object) -> set[str] | None:
         return set(guide.chosen_families()) if _runs_as(guide, AutoPerSite) else None
     if not isinstance(guide, AutoGuideList) or not _runs_as(guide, AutoGuideList):
         return None
-    sites_of_members = [_own_sites(member) for member in guide]
+    sites_of_members = list(map(_own_sites, guide))
     return None if None in sites_of_members else set().union(*filter(None, sites_of_members))
 
 

@@ -58,7 +58,7 @@ class Prediction:
             >>> Prediction.joined([Prediction(torch.zeros(8, 5, 3)), Prediction(torch.ones(8, 5, 3))]).samples.shape
             torch.Size([16, 5, 3])
         """
-        layouts = [_layout_of(member) for member in predictions]
+        layouts = list(map(_layout_of, predictions))
         if not layouts or any(layout != layouts[0] for layout in layouts):
             raise ValueError(
                 f"predictions must hold draws of the same outputs at the same inputs, got {layouts}"

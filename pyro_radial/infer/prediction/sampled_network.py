@@ -187,9 +187,7 @@ class SampledNetwork(nn.Module):
                     lambda v: v.new_empty(self.num_samples, number, *v.shape[2:]), values
                 )
             tree_map(lambda sample, v: sample[:, rows].copy_(v), samples, values)  # noqa: B023
-        warn_if_identical(
-            samples, lambda: all(are_identical(values) for values in self.draws.buffers())
-        )
+        warn_if_identical(samples, lambda: all(map(are_identical, self.draws.buffers())))
         return make_prediction(samples, self.likelihood, _buffers_of(self.noise))
 
     def extra_repr(self) -> str:
