@@ -260,7 +260,7 @@ def claims(results: Results) -> list[Claim]:
             "Trained parameters of packages' programs do not differ between `SVI` and `CompiledSVI`",
             "",
             f"at most {max(differences):.2f} standard errors",
-            f"{min(seeds)} to {max(seeds)}",
+            " to ".join(map(str, sorted({min(seeds), max(seeds)}))),
             max(differences) <= MOST_DIFFERENT,
         ),
     ]
@@ -289,18 +289,28 @@ def whole_cell(row: Row) -> str:
 
 def whole_line(program: str, rows: dict[str, Row]) -> list[str]:
     """The whole runs of a program."""
-    faster = [f"{rows[EAGER]['cpu'] / rows[way]['cpu']:.2f}" for way in (COLD, WARM)]
+    faster = ["" if "fails" in rows[way] else f"{rows[EAGER]['cpu'] / rows[way]['cpu']:.2f}" for way in (COLD, WARM)]
     return [program, f"{rows[EAGER]['steps']:,}", *(whole_cell(rows[way]) for way in WHOLE_WAYS), *faster]
 
 
 def whole_runs(results: Results) -> str:
-    """The table of whole runs."""
+    """The part of the report on whole runs; empty if there are none."""
     measured = [program for program in SUBJECTS if program in results.distinct("run")]
+    if not measured:
+        return ""
     rows = {program: {row["way"]: row for row in results.where(run=program)} for program in measured}
-    # A run that takes longer than it may is left out.
     timed = [whole_line(program, by_way) for program, by_way in rows.items() if "fails" not in by_way[EAGER]]
     headings = ["", "steps", *(f"`{way}`" for way in (EAGER, JIT)), "no code on disk", "code on disk"]
-    return markdown_table([*headings, "times as fast, no code", "times as fast, code"], timed)
+    return f"""
+
+Whole runs, from the start of Python to the last step: imports, made-up data, the package's setup, and as many steps \
+as the package takes by default, or 1,000 if it fixes no number or takes more than a minute. Wall seconds, which other \
+programs on the machine may have lengthened, and in brackets the CPU seconds of the process, plus those of the process \
+that compiles beside it. `CompiledSVI` has its defaults, first with an empty folder for compiled code, then with the \
+code of that run. "Times as fast" compares CPU seconds of the process. An empty cell is a run that fails, or whose \
+steps take more than {MOST_WHOLE_SECONDS:.0f} CPU seconds.
+
+{markdown_table([*headings, "times as fast, no code", "times as fast, code"], timed)}"""
 
 
 def report(results: Results) -> str:
@@ -322,23 +332,15 @@ Each package builds its own model, guide, loss, optimizer and batches on made-up
 runs in a process of its own with one thread, and processes take turns after {WARMUP} steps \
 (`python -m benchmarks.guides.packages`; it needs {NEEDS}). Medians of CPU time per step, and the peak of resident \
 memory in these steps above that before the first. "Times as fast" compares recorded steps with those of `SVI`. The \
-difference is that of the parameters after {TRAINED} steps from one start, means over 3 seeds (10 for sc-echidna), in \
-standard errors; independent runs would differ by about 1.4.
+difference is that of the parameters after {TRAINED} steps from one start, means over 3 seeds, in standard errors; \
+independent runs would differ by about 1.4. sc-echidna has 10 seeds because few of them hardly tell its noise, and so \
+have MOBSTERm and pybasilica, whose programs are without noise: there seeds only change the rounding of the start.
 
 {markdown_table(headings, table)}
 
 Why programs are not recorded, or have no `{JIT}`:
 
-{markdown_table(["", "", "because"], reasons)}
-
-Whole runs, from the start of Python to the last step: imports, made-up data, the package's setup, and as many steps \
-as the package takes by default, or 1,000 if it fixes no number or takes more than a minute. Wall seconds, which other \
-programs on the machine may have lengthened, and in brackets the CPU seconds of the process, plus those of the process \
-that compiles beside it. `CompiledSVI` has its defaults, first with an empty folder for compiled code, then with the \
-code of that run. "Times as fast" compares CPU seconds of the process. An empty cell is a run that fails, or whose \
-steps take more than {MOST_WHOLE_SECONDS:.0f} CPU seconds.
-
-{whole_runs(results)}"""
+{markdown_table(["", "", "because"], reasons)}{whole_runs(results)}"""
 
 
 if __name__ == "__main__":

@@ -549,8 +549,10 @@ SUBJECTS = {
         lambda small: cellarium(small, "regression"),
     ),
     "scTM, STAMP": Subject("sctm", "batches of 256 of 1,024 cells, 500 genes, 10 topics", sctm, whole=1_000),
-    "MOBSTERm": Subject("mobsterm", "1,000 mutations in 2 samples, 4 clusters", mobsterm, whole=2_000),
-    "pybasilica": Subject("pybasilica", "200 samples, 96 contexts, 3 known and 3 new signatures", basilica, whole=500),
+    "MOBSTERm": Subject("mobsterm", "1,000 mutations in 2 samples, 4 clusters", mobsterm, seeds=10, whole=2_000),
+    "pybasilica": Subject(
+        "pybasilica", "200 samples, 96 contexts, 3 known and 3 new signatures", basilica, seeds=10, whole=500
+    ),
     "pybasilica, mixture": Subject("pybasilica", "200 samples, 5 signatures, 4 clusters", basilica_mixture),
     "sc-echidna": Subject("sc-echidna", "720 cells at 2 times, 300 genes, 5 clusters", echidna, seeds=10, whole=1_000),
 }

@@ -115,11 +115,17 @@ class Training:
                 time.sleep(0.2)
 
     def trained(self, steps: int) -> list[dict[str, list[float]]]:
-        """The parameters after training from the start, by seed."""
+        """The parameters after training from the start, by seed.
+
+        Each seed also changes the start by about its rounding, so that the seeds differ in programs without noise too.
+        """
         found = []
         for seed in range(1 if self.small else self.subject.seeds):
+            generator = torch.Generator().manual_seed(seed)
             for name, parameter in pyro.get_param_store().named_parameters():
-                parameter.data.copy_(self.start[name])
+                start = self.start[name]
+                rounding = torch.finfo(start.dtype).eps * torch.randn(start.shape, generator=generator).to(start)
+                parameter.data.copy_(start * (1.0 + rounding))
             self.svi.optim, self.step = self._optim(), 0
             pyro.set_rng_seed(seed)
             self.steps(steps)
