@@ -4,13 +4,15 @@
 """A process that trains the program of one package in one way, and takes steps when it is told to.
 
 It reads lines from its standard input, and answers each with a line of JSON: a number of steps to take, "compile" for
-steps that are compiled from then on, "reset" to forget the peak of memory, "final", or "seeds" and a number of steps
-for the parameters after so many from the same start, by seed.
+steps that are compiled from then on, "background" for steps that are compiled in a second process, "settle" to wait
+for that process, "reset" to forget the peak of memory, "spent" for the seconds of CPU time since its start, "final", or
+"seeds" and a number of steps for the parameters after so many from the same start, by seed.
 """
 
 import copy
 import json
 import os
+import resource
 import sys
 import time
 import warnings
@@ -24,21 +26,25 @@ from pyro.infer import (
     SVI,
     JitTrace_ELBO,
     JitTraceEnum_ELBO,
+    JitTraceGraph_ELBO,
     JitTraceMeanField_ELBO,
     Trace_ELBO,
     TraceEnum_ELBO,
+    TraceGraph_ELBO,
     TraceMeanField_ELBO,
 )
 
 from benchmarks.guides._packages.programs import SUBJECTS, arguments_at
 from pyro_radial import CompiledSVI
 
+#: Steps in which code that is ready comes into use, and the most times that there is more to compile.
+STEPS_TO_LOAD, MOST_ROUNDS = 12, 5
 JITTED = {
     Trace_ELBO: JitTrace_ELBO,
     TraceEnum_ELBO: JitTraceEnum_ELBO,
+    TraceGraph_ELBO: JitTraceGraph_ELBO,
     TraceMeanField_ELBO: JitTraceMeanField_ELBO,
 }
-SEEDS = 3
 
 
 class Training:
@@ -95,12 +101,31 @@ class Training:
         self.svi.graphs.compile = True
         self.svi.graphs.compile_now = True
 
+    def compile_in_background(self) -> None:
+        """Compile graphs in a second process, as ``CompiledSVI`` does by default."""
+        self.svi.graphs.compile = True
+
+    def settle(self) -> None:
+        """Wait until all graphs have their code on disk."""
+        for _ in range(MOST_ROUNDS):
+            self.steps(STEPS_TO_LOAD)
+            if not descendants():
+                return
+            while descendants():
+                time.sleep(0.2)
+
     def trained(self, steps: int) -> list[dict[str, list[float]]]:
-        """The parameters after training from the start, by seed."""
+        """The parameters after training from the start, by seed.
+
+        Each seed also changes the start by about its rounding, so that the seeds differ in programs without noise too.
+        """
         found = []
-        for seed in range(1 if self.small else SEEDS):
+        for seed in range(1 if self.small else self.subject.seeds):
+            generator = torch.Generator().manual_seed(seed)
             for name, parameter in pyro.get_param_store().named_parameters():
-                parameter.data.copy_(self.start[name])
+                start = self.start[name]
+                rounding = torch.finfo(start.dtype).eps * torch.randn(start.shape, generator=generator).to(start)
+                parameter.data.copy_(start * (1.0 + rounding))
             self.svi.optim, self.step = self._optim(), 0
             pyro.set_rng_seed(seed)
             self.steps(steps)
@@ -118,6 +143,30 @@ class Training:
                 "because": "; ".join(self.svi.eager_reasons),
             }
         return found
+
+
+def descendants() -> dict[int, float]:
+    """The seconds of CPU time of the running processes that this one has started, and that those have."""
+    rows: dict[int, tuple[int, float]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # Of a process that has ended, and its children, the time is counted when it is waited for.
+        if words[0] != "Z":
+            rows[int(path.parent.name)] = int(words[1]), sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    family = {os.getpid()}
+    while added := {pid for pid, (parent, _) in rows.items() if parent in family} - family:
+        family |= added
+    return {pid: rows[pid][1] for pid in family - {os.getpid()}}
+
+
+def spent() -> dict[str, float]:
+    """The seconds of CPU time of this process and of those that it has started."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    others = children.ru_utime + children.ru_stime + sum(descendants().values())
+    return {"cpu": time.process_time(), "others": others}
 
 
 def resident() -> float:
@@ -146,12 +195,17 @@ def main(name: str, way: str, form: str) -> None:
     run = Training(name, way, form == "small")
     for line in sys.stdin:
         start = time.process_time()
+        answer: Any = {}
         if line.strip() == "compile":
             run.compile()
-            answer: Any = {}
+        elif line.strip() == "background":
+            run.compile_in_background()
+        elif line.strip() == "settle":
+            run.settle()
         elif line.strip() == "reset":
             reset_peak()
-            answer = {}
+        elif line.strip() == "spent":
+            answer = spent()
         elif line.strip() == "final":
             answer = run.final()
         elif line.startswith("seeds"):
