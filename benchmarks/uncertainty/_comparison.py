@@ -38,7 +38,6 @@ from benchmarks.uncertainty._methods import (
     SGD_ENSEMBLE,
     SGD_LAPLACE,
     SGD_TEMPERATURE,
-    TRAINED_ON,
     Augment,
     MakeNet,
     Setting,
@@ -57,7 +56,6 @@ SETTING_OF = {
     SGD_TEMPERATURE: SGD,
     SGD_LAPLACE: SGD,
     SGD_ENSEMBLE: SGD,
-    TRAINED_ON: SGD,
     NATURAL_ROWS: NATURAL_RADIAL,
     NATURAL_ENSEMBLE: NATURAL_RADIAL,
 }

@@ -60,11 +60,8 @@ NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ense
 WIDTHS_RADIAL, WIDTHS_MEAN_FIELD = "radial, trained widths", "mean field, trained widths"
 #: The same with another KL weight or more draws.
 WIDTHS_CHANGED = "radial, trained widths, changed"
-#: By ``fit``'s defaults, with the package's own prior; widths follow predictions for the validation rows.
-PREDICTIVE_RADIAL, PREDICTIVE_MEAN_FIELD = "radial, predictive widths", "mean field, predictive widths"
-#: The same, from the weights of the plain network.
-TRAINED_ON = "SGD, trained on with predictive widths"
-MORE_EPOCHS = 10
+#: By ``fit``'s defaults; widths follow predictions for the validation rows. The prior was chosen in ``guides.priors``.
+PREDICTIVE_RADIAL = "radial, predictive widths"
 #: All weights keep one width.
 ONE_WIDTH_RADIAL, ONE_WIDTH_MEAN_FIELD = "radial, one width", "mean field, one width"
 
@@ -371,31 +368,13 @@ def variational(kind: str, task: Task, size: int = 1) -> Trained:
     return Trained(_seeded(task.seed, draws), seconds, details)
 
 
-def predictive(kind: str, task: Task) -> Trained:
-    """Guides whose widths follow predictions, by the defaults of ``BayesianModule`` and of ``fit``."""
-    torch.manual_seed(task.seed)
-    return _with_predictive_widths(kind, task.make_net(0.0), task, f"predictive, {kind}")
-
-
-def trained_on(task: Task) -> Trained:
-    """The plain network, trained on for a few epochs with widths that follow predictions."""
-    ensemble, seconds, *_ = trained(task, PLAIN)
-    _, points = ensemble.members[0]
-    net = task.make_net(0.0)
-    with torch.no_grad():
-        for name, weight in points.median().items():
-            net.get_parameter(name).copy_(weight)
-    epochs = min(MORE_EPOCHS, task.setting.epochs)
-    longer = replace(task, setting=replace(task.setting, epochs=epochs))
-    more = _with_predictive_widths(RADIAL, net, longer, "trained on")
-    return replace(more, seconds=seconds + more.seconds)
-
-
-def _with_predictive_widths(kind: str, net: nn.Module, task: Task, place: str) -> Trained:
+def predictive(task: Task) -> Trained:
+    """A guide whose widths follow predictions, by the defaults of ``fit``."""
     setting = task.setting
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
-    guide = (AutoRadial if kind == RADIAL else AutoMeanField)(model, widths="predictive")
-    folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
+    torch.manual_seed(task.seed)
+    model = SupervisedModel(BayesianModule(task.make_net(0.0), FanIn(math.sqrt(2.0))), likelihoods.Categorical())
+    guide = AutoRadial(model, widths="predictive")
+    folder = None if task.folder is None else task.folder / "predictive_radial"
     clock = _Clock(None if folder is None else folder / "seconds", 0.0)
     result = fit(
         model,
@@ -510,9 +489,7 @@ OTHERS: dict[str, Method] = {
     NATURAL_ENSEMBLE: partial(_with_members, _NATURAL_RADIAL),
     WIDTHS_RADIAL: _NATURAL_RADIAL,
     WIDTHS_MEAN_FIELD: _NATURAL_MEAN_FIELD,
-    PREDICTIVE_RADIAL: partial(predictive, RADIAL),
-    PREDICTIVE_MEAN_FIELD: partial(predictive, MEAN_FIELD),
-    TRAINED_ON: partial(_with, trained_on, **_BY_SGD),
+    PREDICTIVE_RADIAL: predictive,
     WIDTHS_CHANGED: _NATURAL_RADIAL,
     ONE_WIDTH_RADIAL: _NATURAL_RADIAL,
     ONE_WIDTH_MEAN_FIELD: _NATURAL_MEAN_FIELD,
