@@ -81,7 +81,7 @@ METHODS = (
 )
 #: Some have fewer seeds than are asked for, to save time. Zero stands for a method tried on validation rows alone.
 SEEDS = {
-    PREDICTIVE_RADIAL: 8,
+    PREDICTIVE_RADIAL: 5,
     ADAMW: 5,
     NATURAL_ROWS: 3,
     WIDTHS_RADIAL: 5,
@@ -217,6 +217,8 @@ PAIRS = (
     ("nll", NATURAL_RADIAL, SGD),
     ("nll", NATURAL_RADIAL, SGD_DROPOUT),
     ("nll", RADIAL, MEAN_FIELD),
+    ("nll", PREDICTIVE_RADIAL, SGD),
+    ("nll", PREDICTIVE_RADIAL, NATURAL_RADIAL),
 )
 #: The most that the mean NLL of radial posteriors is to be.
 TARGET = 0.245
@@ -303,7 +305,8 @@ NLL of {size["validation"]:,} other images. Numbers are means and standard error
 {size["num_samples"]} draws. Seconds are the training time on one core, summed over all members of an ensemble.
 
 Natural gradients by their published rule keep widths near a start that is chosen; "trained widths" are by \
-`NaturalGradient`. \
+`NaturalGradient`, and "predictive widths" are found by `fit` with these other images, under the prior \
+`FanIn(2**0.5)`. \
 {described_widths(results)}
 
 Each method uses the best of up to {size["num_candidates"]} settings by the NLL of these other images, at full length \
