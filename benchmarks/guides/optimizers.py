@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
@@ -72,7 +73,7 @@ def one(features: tuple[int, float], rows: tuple[int, int], steps: int, optimize
     number, batch = rows
     x, y, exact_mean, exact_stddev = regression(*features, number, seed)
     net = nn.Linear(features[0], 1, bias=False)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=NOISE))
+    model = SupervisedModel(BayesianModule(net, dist.Normal(0.0, 1.0)), likelihoods.Gaussian(scale=NOISE))
     guide = AutoMeanField(model)
     optim: Any = {"optim": NaturalGradient()}
     if optimizer != NATURAL:

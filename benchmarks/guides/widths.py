@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -82,7 +83,7 @@ def one(method: str, rows: int, seed: int, size: Size, data_dir: Path | None) ->
     data = x[chosen], y[chosen]
     torch.manual_seed(seed)
     net = perceptron((x.shape[1], *size.hidden, 10))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
+    model = SupervisedModel(BayesianModule(net, dist.Normal(0.0, 1.0)), likelihoods.Categorical())
     guides: dict[str, Any] = {
         PREDICTIVE: lambda: AutoRadial(model, widths="predictive"),
         PREDICTIVE_NORMAL: lambda: AutoMeanField(model, widths="predictive"),

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.nn import pyro_method
@@ -27,6 +26,7 @@ from pyro_radial.nn.functional_net import (
     unflatten,
 )
 from pyro_radial.nn.local.local_layers import LocalLayers, ParameterSites
+from pyro_radial.nn.priors.normal import FanIn
 from pyro_radial.nn.site_priors import (
     ParameterPrior,
     Select,
@@ -36,7 +36,7 @@ from pyro_radial.nn.site_priors import (
 )
 
 Kind = TypeVar("Kind", bound=nn.Module)
-DEFAULT_PRIOR = dist.Normal(0.0, 1.0)
+DEFAULT_PRIOR = FanIn(3.0)
 
 
 class BayesianModule(UniquelyNamed):
@@ -56,7 +56,9 @@ class BayesianModule(UniquelyNamed):
     in a call and keeps its first value (see :class:`~pyro_radial.nn.MultiHead`).
 
     :param nn.Module net: a plain network; lazy layers must have run once.
-    :param prior: the prior of the random parameters, one of
+    :param prior: the prior of the random parameters; by default
+        :class:`FanIn(3.0) <pyro_radial.nn.priors.FanIn>`, a standard deviation of 3 over the root of a layer's inputs.
+        Or one of
 
         - a distribution: shape ``()`` is expanded to each parameter, any other shape, ``batch_shape + event_shape``,
           must be the parameter's; it follows the parameter's dtype and device;

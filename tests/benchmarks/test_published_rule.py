@@ -57,7 +57,7 @@ def problem():
     torch.manual_seed(1)
     x = torch.randn(20, 3)
     net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=20))
+    model = SupervisedModel(BayesianModule(net, dist.Normal(0.0, 1.0)), likelihoods.Categorical(num_data=20))
     return model, AutoRadial(model), (x, (x.sum(-1) > 0).long())
 
 

@@ -20,7 +20,15 @@ from pyro_radial.functional import (
     UniformBox,
 )
 from pyro_radial.functional.divergences.stein import SteinScore
-from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
+from tests.golden.programs import (
+    NORMAL_PRIOR,
+    classification,
+    loss_and_gradients,
+    network,
+    program,
+    regression,
+    regressor,
+)
 
 ELBO = partial(FunctionalELBO, num_functions=40)
 AT_POINTS_ALONE = {"compare_at": "measurement_points"}
@@ -123,7 +131,7 @@ def implicit_prior():
 def posterior_process():
     results = {}
     for guide_type in (AutoRadial, AutoMeanField):
-        bnn = BayesianModule(network(3, 4, 2))
+        bnn = BayesianModule(network(3, 4, 2), NORMAL_PRIOR)
         guide = guide_type(bnn, init_stddev=0.3)
         x = classification(5)[0]
         guide.setup(x)

@@ -31,7 +31,7 @@ def each_likelihood():
     }
     results = {}
     for name, (likelihood, target) in cases.items():
-        model = SupervisedModel(BayesianModule(network()), likelihood)
+        model = SupervisedModel(BayesianModule(network(), dist.Normal(0.0, 1.0)), likelihood)
         results[name] = loss_and_gradients(TermsELBO(), model, AutoMeanField(model, init_stddev=0.1), x, target)
     return results
 
@@ -58,7 +58,7 @@ def some_weights_random_and_heads():
     torch.manual_seed(1)
     trunk = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh())
     net = MultiHead(trunk, [nn.Linear(4, 2) for _ in range(2)])
-    bnn = BayesianModule(net, select=lambda name, parameter: "heads" in name)
+    bnn = BayesianModule(net, dist.Normal(0.0, 1.0), select=lambda name, parameter: "heads" in name)
     model = SupervisedModel(bnn, likelihoods.Categorical(num_data=24))
     results = {}
     for head in (0, 1):

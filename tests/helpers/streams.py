@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
@@ -53,7 +54,7 @@ def chain(multi_head=True, width=5, **kwargs):
     # A bias before a batch norm is of no effect.
     trunk = nn.Sequential(nn.Linear(4, width, bias=False), nn.BatchNorm1d(width), nn.Tanh())
     net = MultiHead(trunk, [nn.Linear(width, 2) for _ in range(2)]) if multi_head else trunk.append(nn.Linear(width, 4))
-    return PriorChain(SupervisedModel(BayesianModule(net), likelihoods.Categorical()), **kwargs)
+    return PriorChain(SupervisedModel(BayesianModule(net, dist.Normal(0.0, 1.0)), likelihoods.Categorical()), **kwargs)
 
 
 def learn(one=None, tasks=None, **options):

@@ -20,7 +20,11 @@ def test_the_log_density_is_prior_plus_scaled_likelihood():
     model, (x, y) = classifier(num_data=40), data(10)
     trace = poutine.trace(model).get_trace(x, y)
     draw = {site: trace.nodes[site]["value"] for site in model.bnn.sites}
-    prior = sum(dist.Normal(0.0, 1.0).log_prob(value).sum() for value in draw.values())
+    prior = torch.zeros(())
+    for value in draw.values():
+        # The default: a standard deviation of 3 over the root of a layer's inputs, and 1 for biases.
+        stddev = 3.0 / value.shape[1] ** 0.5 if value.dim() > 1 else 1.0
+        prior = prior + dist.Normal(0.0, stddev).log_prob(value).sum()
     logits = model.bnn.to_module(draw)(x)
     likelihood = -nn.functional.cross_entropy(logits, y, reduction="sum")
     torch.testing.assert_close(trace.log_prob_sum(), prior + 40 / 10 * likelihood)

@@ -52,7 +52,7 @@ def test_particles_have_kls_of_their_own_where_a_prior_depends_on_a_draw():
 
 
 def test_a_handler_around_the_loss_has_its_say_in_the_kl_of_particles():
-    model = network()
+    model = network(dist.Normal(0.0, 1.0))
     guide = AutoMeanField(model)
     guide.setup(X, Y)
     wide = {name: dist.Normal(0.0, 5.0) for name in ("weight", "bias")}

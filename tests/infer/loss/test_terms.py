@@ -20,7 +20,7 @@ from tests.helpers.scale_priors import scale_mixture
 
 
 def test_the_terms_add_up_to_the_loss_for_the_whole_data_set():
-    model = network()
+    model = network(dist.Normal(0.0, 1.0))
     guide = AutoRadial(model, init_stddev=0.1)
     elbo = TermsELBO(kl_weight=0.3)
     pyro.set_rng_seed(0)
