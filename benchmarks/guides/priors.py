@@ -33,8 +33,8 @@ from benchmarks.common import (
     perceptron,
     uci_split,
 )
+from benchmarks.uncertainty._adult import CATEGORIES, adult
 from benchmarks.uncertainty._lenet import lenet
-from benchmarks.uncertainty.tables import CATEGORIES, adult
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn

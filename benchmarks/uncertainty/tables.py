@@ -6,7 +6,6 @@
 python -m benchmarks.uncertainty.tables --data-dir DIR
 """
 
-import gzip
 import itertools
 import time
 from pathlib import Path
@@ -36,13 +35,12 @@ from benchmarks.common import (
     paired,
     with_error,
 )
+from benchmarks.uncertainty._adult import CATEGORIES, adult
 from pyro_radial.sklearn import BayesianClassifier, BayesianRegressor
 
 NETWORK, TREES = METHODS = "network", "trees"
 CLASSES = ("adult", "breast cancer", "digits")
 NUMBERS = ("diabetes", "concrete")
-# The columns of Adult that are categories.
-CATEGORIES = [1, 3, 5, 6, 7, 8, 9, 13]
 # The defaults were chosen on splits by seeds from zero.
 FIRST_SEED = 100
 TITLES = {"log_loss": "log loss", "rmse": "RMSE"}
@@ -116,17 +114,6 @@ def split(data_dir: Path, name: str, seed: int) -> tuple[Table, Table]:
     x, y = numbers(data_dir, name)
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=seed)
     return (x, y), (x_test, y_test)
-
-
-def adult(data_dir: Path, part: str) -> Table:
-    """Read a file of Adult: objects, where ``?`` is a category, and whether the income is above 50,000 dollars."""
-    with gzip.open(data_dir / "bandits" / f"adult.{part}.gz", "rt") as file:
-        rows = [line.rstrip(".\n").split(", ") for line in file if line.count(",") == 14]
-    table = np.array(rows, dtype=object)
-    for column in range(14):
-        if column not in CATEGORIES:
-            table[:, column] = table[:, column].astype(float)
-    return table[:, :14], table[:, 14] == ">50K"
 
 
 def numbers(data_dir: Path, name: str) -> Table:
