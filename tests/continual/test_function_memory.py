@@ -219,14 +219,15 @@ class TestStream:
                 if one.prior and not before:
                     before.append(FunctionMemory.of(one, x, 0))
 
-            options = {"loss": TermsELBO(kl_weight=0.0), "epochs": 20, "optim": partial(torch.optim.Adam, lr=0.02)}
+            options = {"loss": TermsELBO(kl_weight=0.0), "epochs": 60, "optim": partial(torch.optim.Adam, lr=0.02)}
+            # Without noise of the last steps, which differs between processors.
+            options["scheduler"] = "cosine"
             guide = partial(AutoRadial, init_stddev=0.1)
             kept = Coreset(ROWS // 2, use="functions", weight=weight)
             learn(one, coreset=kept, callback=remember, guide=lambda chain, guide=guide: chain.guide(guide), **options)
             after = FunctionMemory.of(one, x, 0)
             moved.append(float((after.mean - before[0].mean).square().mean()))
-        # 0.03 to 0.1 on different processors, whose rounding the training amplifies.
-        assert moved[1] < 0.2 * moved[0]
+        assert moved[1] < 0.05 * moved[0]
 
 
 def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():

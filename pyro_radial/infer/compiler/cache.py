@@ -7,6 +7,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -208,7 +209,8 @@ class Graphs:
         programs = self._programs.get(key, [])
         for position, program in enumerate(programs):
             if program.is_valid(leaves):
-                programs.insert(0, programs.pop(position))
+                if position:
+                    programs.insert(0, programs.pop(position))
                 return program
         if (key[0], kinds(leaves.values)) in self._unrecordable:
             return None
@@ -255,7 +257,7 @@ class Graphs:
             return evaluation
         if self._device is None:
             self._device = device_graphs(program.device)
-        program.cuda_graphs = self._device if self.compile else None
+        program = replace(program, cuda_graphs=self._device if self.compile else None)
         try:
             replayed = program.rehearse(call, leaves)
         except RuntimeError as error:

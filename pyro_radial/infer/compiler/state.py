@@ -429,9 +429,7 @@ class State:
                 f"it takes values from {path}{self.code.line_of(path)}, {type(value).__name__}; "
                 "pass them as arguments"
             )
-        elif isinstance(value, CONTENTS) and not (
-            isinstance(value, np.ndarray) and value.dtype.hasobject
-        ):
+        elif isinstance(value, CONTENTS) and not _holds_objects(value):
             size = 0 if isinstance(value, set) else memoryview(cast(Any, value)).nbytes
             if size > MOST_BYTES:
                 self.unreadable_reason = (
@@ -588,6 +586,11 @@ def _globals_in(code: CodeType) -> Iterator[str]:
             yield instruction.argval
         elif isinstance(instruction.argval, CodeType):
             yield from _globals_in(instruction.argval)
+
+
+def _holds_objects(value: object) -> bool:
+    """Return whether a value is an array of Python objects."""
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
 
 
 def _is_unchanged(value: object, current: object) -> bool:

@@ -173,20 +173,24 @@ class JointOptimizer:
             _take_over_groups(self.optimizer, new_optimizer)
 
     def _replace(self, optimizer: Optimizer, new_parameters: dict[str, Tensor]) -> None:
-        """Put those that were made again in the place of the former ones, and take them from ``new_parameters``."""
+        """Replace parameters that were made again, and take the new ones from ``new_parameters``."""
         for group in optimizer.param_groups:
             for position, former in enumerate(group["params"]):
-                name = self._names[former]
+                # A user may have added parameters that have no name here.
+                name = self._names.get(former, "")
                 if name in new_parameters:
                     parameter = new_parameters.pop(name)
                     group["params"][position] = parameter
                     optimizer.state.pop(former, None)
                     # Some optimizers make their state before the first step.
-                    made = make_optimizer(self._optim, {name: parameter}, clips_elsewhere=True)
-                    optimizer.state.update(made.state)
+                    own_optimizer = make_optimizer(
+                        self._optim, {name: parameter}, clips_elsewhere=True
+                    )
+                    optimizer.state.update(own_optimizer.state)
                     del self._names[former]
                     self._names[parameter] = name
-                    self._clips[parameter] = self._clips.pop(former, {})
+                    if former in self._clips:
+                        self._clips[parameter] = self._clips.pop(former)
 
     def _save_names(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         """Add the names of the parameters to the groups of a state."""
@@ -306,6 +310,7 @@ def make_optimizer(
 
     ``optim`` has passed :func:`check_optim`.
 
+    :param clips_elsewhere: whether the caller clips gradients where Pyro would.
     :raises ValueError: for a Pyro optimizer that clips, because the torch optimizer does not.
     """
     if isinstance(optim, PyroOptim) and optim.pt_clip_args and not clips_elsewhere:

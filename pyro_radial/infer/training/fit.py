@@ -37,11 +37,7 @@ from pyro_radial.infer.optim.joint import (
 from pyro_radial.infer.optim.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.predictive_widths import (
-    PredictiveWidths,
-    has_predictive_widths,
-    hold_out,
-)
+from pyro_radial.infer.training.predictive_widths import has_predictive_widths, hold_out
 from pyro_radial.infer.training.progress import Progress, Record
 from pyro_radial.infer.training.training_run import CHECKPOINT_FORMAT, TrainingRun, choose_mode
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
@@ -173,15 +169,12 @@ def fit(
     batches = Batches(rows, size, shuffle_seed, device)
     steps = epochs * batches.per_epoch
     schedules: dict[Any, Any] = {COSINE: partial(CosineAnnealingLR, T_max=steps)}
-    make_widths = None
-    if held_out is not None:
-        make_widths = partial(PredictiveWidths, rows=held_out, device=device, steps=steps)
-        if optim is DEFAULT_OPTIM:
-            optim = partial(Adam, lr=ADAM_RATE)
-            if isinstance(getattr(model, "likelihood", None), Categorical | Bernoulli):
-                optim = partial(SGD, lr=SGD_RATE / len(rows), momentum=MOMENTUM)
-                options = replace(options, clip_norm=options.clip_norm or MOST_NORM * len(rows))
-            schedules[None] = partial(rise_and_fall, steps=steps)
+    if held_out is not None and optim is DEFAULT_OPTIM:
+        optim = partial(Adam, lr=ADAM_RATE)
+        if isinstance(getattr(model, "likelihood", None), Categorical | Bernoulli):
+            optim = partial(SGD, lr=SGD_RATE / len(rows), momentum=MOMENTUM)
+            options = replace(options, clip_norm=options.clip_norm or MOST_NORM * len(rows))
+        schedules[None] = partial(rise_and_fall, steps=steps)
     if isinstance(optim, GuideOptim):
         schedules[None] = partial(optim.scheduler, steps=steps)
     if scheduler in schedules:
@@ -203,7 +196,8 @@ def fit(
         options=options,
         mode=mode,
         callback=callback,
-        make_widths=make_widths,
+        held_out=held_out,
+        planned_steps=steps,
     )
     if file is not None:
         run.begin(file, saved, epochs)

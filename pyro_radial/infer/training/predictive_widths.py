@@ -19,7 +19,6 @@ from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.loss.elbo import observed_sites, traces_of
 from pyro_radial.infer.optim.natural_gradient import by_log_scale
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.training.preflight import make_target_check
 from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.nn.modules import evaluating
@@ -99,11 +98,8 @@ class PredictiveWidths:
         ]
         self._optimizer = Adam(self._log_shares, lr=RATE, betas=BETAS)
         self._set_scales()
-        x, _ = rows.take(torch.tensor([0], device="cpu"))
-        check = make_target_check(model, move(x, device))
-        if check is not None:
-            rows.check_targets(check)
         if isinstance(getattr(model, "likelihood", None), Categorical):
+            x, _ = rows.take(torch.tensor([0], device="cpu"))
             num_classes = predict(model, guide, x, num_samples=1).samples.shape[-1]
             if len(rows) < num_classes:
                 raise ValueError(

@@ -75,7 +75,8 @@ class TrainingRun:
 
     :param mode: the :class:`Mode` of steps. If it is "compiled", the graph of a batch of the usual size is compiled at
         its first use and others are replayed as recorded, so a resumed run replays what an undisturbed one does.
-    :param make_widths: makes what finds the widths of a guide with predictive ones.
+    :param held_out: the rows that find the widths of a guide with predictive ones.
+    :param planned_steps: the number of steps of the whole training, for such a guide.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class TrainingRun:
         options: FitOptions,
         mode: str = Mode.AS_IT_IS,
         callback: Callable[[Record], Any] | None = None,
-        make_widths: Callable[[Model, nn.Module], PredictiveWidths] | None = None,
+        held_out: Rows | None = None,
+        planned_steps: int = 0,
     ) -> None:
         self.model = model
         self.guide = guide
@@ -108,7 +110,7 @@ class TrainingRun:
         self._callback_owner = {"callback": getattr(callback, "__self__", callback)}
         self.num_data = options.num_data or len(batches.rows)
         self._usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
-        first_rows = self._check_targets()
+        first_rows = self._check_targets(held_out)
         if isinstance(scheduler, PyroLRScheduler):
             optim = scheduler
             scheduler = partial(scheduler.pt_scheduler_constructor, **scheduler.kwargs)
@@ -131,7 +133,9 @@ class TrainingRun:
             #: Everything that an optimizer can change, by name.
             self.parameters = {**self._module_parameters(), **self._loose}
             self.optimizer = self._make_optimizer(optim, first_rows)
-            self._widths = None if make_widths is None else make_widths(model, guide)
+            self._widths = None
+            if held_out is not None:
+                self._widths = PredictiveWidths(model, guide, held_out, self.device, planned_steps)
         # The learning rate of each group of parameters before any schedule.
         self._learning_rates = [float(group.get("lr", 0)) for group in self.optimizer.param_groups]
         self._graphs = None if mode == Mode.AS_IT_IS else Graphs()
@@ -336,12 +340,14 @@ class TrainingRun:
         for name, value in self._modules()["loose"].items():
             value.copy_(state["loose"][name])
 
-    def _check_targets(self) -> tuple[Batch, Batch]:
+    def _check_targets(self, held_out: Rows | None) -> tuple[Batch, Batch]:
         """Check that the targets of all rows fit the model, and return the first rows."""
         with seeded(SET_UP + self.batches.seed, self.device):
             first_rows = self.batches.first_rows()
             check = make_target_check(self.model, first_rows[0])
-        for rows in (self.batches.rows, self.validation):
+        # Held-out rows are the validation if there is one.
+        others = held_out if self.validation is None else self.validation
+        for rows in (self.batches.rows, others):
             if check is not None and rows is not None:
                 rows.check_targets(check)
         return first_rows

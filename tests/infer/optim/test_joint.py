@@ -189,3 +189,4 @@ def test_a_parameter_that_is_made_again_replaces_the_former_one(kind):
         values[make] = pyro.param("loc").detach().clone()
     assert torch.allclose(values[SVI], values[CompiledSVI], rtol=1e-6)
     assert [len(group["params"]) for group in svi.optimizer.param_groups] == [1]
+    assert svi._stepper.optimizer.eager_reason is None
