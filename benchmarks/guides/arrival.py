@@ -32,7 +32,6 @@ ENDINGS = ("planned", "validation", "patience", "callback", "warm start")
 class Size(NamedTuple):
     """The number of runs, and the least and the most of rows, steps, weights, learning rates and first widths."""
 
-    #: The plan is 300; the run takes hours and was cut short.
     runs: int = 300
     rows: tuple[int, int] = (20, 20_000)
     steps: tuple[int, int] = (100, 10_000)

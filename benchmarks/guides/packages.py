@@ -25,7 +25,7 @@ import pyro
 import torch
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
-from benchmarks.guides._packages.programs import SUBJECTS
+from benchmarks.guides._packages.programs import SUBJECTS, Subject
 
 NEEDS = (
     "`scvi-tools`, `cell2location`, `mofaflex`, `py-irt`, `iPoLNG`, `pyroved`, `gpytorch`, `pylineagt`, `cellbender`, "
@@ -324,6 +324,12 @@ def report(results: Results) -> str:
         if not is_recorded(rows)
     ]
     reasons += [[program, f"`{JIT}`", rows[JIT]["fails"]] for program, rows in programs.items() if "fails" in rows[JIT]]
+    with_more_seeds = [program for program in programs if SUBJECTS[program].seeds != Subject.seeds]
+    more_seeds = (
+        f" {', '.join(with_more_seeds)}: 10 seeds, which also change the rounding of the start."
+        if with_more_seeds
+        else ""
+    )
     headings = ["", *(f"`{way}`" for way in (EAGER, JIT, RECORDED)), "compiled", "times as fast", "difference"]
     return f"""### Packages that use Pyro
 
@@ -333,8 +339,7 @@ runs in a process of its own with one thread, and processes take turns after {WA
 (`python -m benchmarks.guides.packages`; it needs {NEEDS}). Medians of CPU time per step, and the peak of resident \
 memory in these steps above that before the first. "Times as fast" compares recorded steps with those of `SVI`. The \
 difference is that of the parameters after {TRAINED} steps from one start, means over 3 seeds, in standard errors; \
-independent runs would differ by about 1.4. sc-echidna has 10 seeds because few of them hardly tell its noise, and so \
-have MOBSTERm and pybasilica, whose programs are without noise: there seeds only change the rounding of the start.
+independent runs would differ by about 1.4.{more_seeds}
 
 {markdown_table(headings, table)}
 

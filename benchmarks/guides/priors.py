@@ -76,8 +76,8 @@ def run(output: Path, *, data_dir: Path, form: Form = "default", workers: int = 
     """Train each network under each prior with ``fit``'s defaults, and score rows beside the training rows.
 
     No row of a test is used. The first example is the README's, with 500 rows; the quickstart has 200 digits of 8 x 8
-    pixels, of which one label in five is wrong, and trains for 2,100 steps. Of the UCI sets a fifth of the first
-    split's training rows are scored, and the noise is learned.
+    pixels, of which one label in five is wrong, and trains for 2,100 steps. A fifth of the training rows of
+    each UCI set's first split is scored, and the noise is learned.
     """
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
