@@ -36,6 +36,7 @@ from benchmarks.guides._eight_models.data import (
     PYRO,
     ROOT,
 )
+from benchmarks.guides._processes import processes_below
 
 NEEDS = "`numpyro`, and `funsor` for the mixture"
 OURS, PEER, EAGER, JIT = "CompiledSVI", "NumPyro", "SVI", "JitTrace_ELBO"
@@ -123,20 +124,8 @@ class Worker:
 
 def cpu_seconds(process: int) -> float:
     """CPU seconds of a process and all below it, also of those that have ended (on Linux; NaN elsewhere)."""
-    if not Path("/proc/self/stat").exists():
-        return float("nan")
-    parents, ticks = {}, {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = file.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(file.parent.name)] = int(fields[1])
-        ticks[int(file.parent.name)] = sum(map(int, fields[11:15]))
-    below = {process}
-    while more := {child for child, parent in parents.items() if parent in below} - below:
-        below |= more
-    return sum(ticks[one] for one in below) / os.sysconf("SC_CLK_TCK")
+    processes = processes_below(process)
+    return sum(one.seconds for one in processes.values()) if processes else float("nan")
 
 
 def by_contender(results: Results, model: str) -> dict[str, Row]:

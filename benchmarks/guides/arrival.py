@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyro.distributions as dist
 import torch
-from torch import nn
 
 from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table
-from pyro_radial import AutoMeanField, BayesianModule, NaturalGradient, SupervisedModel, fit
+from benchmarks.guides._linear_regression import distances, regression
+from pyro_radial import AutoMeanField, NaturalGradient, fit
 from pyro_radial.infer import FitOptions
-from pyro_radial.nn import likelihoods
 
 #: Root mean squares over the weights of a run: of means in exact standard deviations, and of logarithms of widths.
 MOST_MEAN_ERROR, MOST_WIDTH_ERROR = 0.2, 0.1
+NOISE = 1.0
 #: Within this factor of a limit, the noise of the estimates decides.
 CLOSE = 1.3
 ENDINGS = ("planned", "validation", "patience", "callback", "warm start")
@@ -41,12 +40,6 @@ class Size(NamedTuple):
 
 
 SIZES = {"default": Size(), "small": Size(runs=2, rows=(20, 40), steps=(20, 40))}
-
-
-def regression(weights: int) -> SupervisedModel:
-    """Return a linear regression with known noise of one, and a prior N(0, 1) on its weights."""
-    net = nn.Linear(weights, 1, bias=False)
-    return SupervisedModel(BayesianModule(net, dist.Normal(0.0, 1.0)), likelihoods.Gaussian(scale=1.0))
 
 
 def run(output: Path, *, form: Form = "default", workers: int = 2, threads: int = 1) -> None:
@@ -79,7 +72,7 @@ def one(seed: int, size: Size) -> Row:
     features = random.normal(size=(2 * rows, weights)) + random.uniform(0, 2) * random.normal(size=(2 * rows, 1))
     target = features @ random.normal(size=(weights, 1)) + random.normal(size=(2 * rows, 1))
     x, y = (torch.tensor(values, dtype=torch.float32) for values in (features, target))
-    model = regression(weights)
+    model = regression(weights, NOISE)
     guide = AutoMeanField(model, init_stddev=between(*size.init_stddev))
     epochs = max(1, round(steps * batch_size / rows))
     arguments: dict[str, Any] = {"optim": NaturalGradient(lr=lr), "batch_size": batch_size, "progress": False}
@@ -97,15 +90,12 @@ def one(seed: int, size: Size) -> Row:
             fit(model, guide, (x[:rows], y[:rows]), epochs=max(1, epochs // 10), seed=seed + 1000, **arguments)
             caught.clear()
         fit(model, guide, (x[:rows], y[:rows]), epochs=epochs, seed=seed, **plan)
-    precision = torch.eye(weights) + x[:rows].T @ x[:rows]
-    stddev = precision.diagonal().rsqrt()
-    mean = torch.linalg.solve(precision.double(), (x[:rows].T @ y[:rows]).double())[:, 0]
-    posterior = guide.posterior()["weight"].base_dist
+    mean_error, width_error = distances(guide, x[:rows], y[:rows], NOISE)
     return {
         "ending": ending,
         "steps": steps,
-        "mean_error": float(((posterior.loc[0] - mean) / stddev).square().mean().sqrt()),
-        "width_error": float((posterior.scale[0] / stddev).log().square().mean().sqrt()),
+        "mean_error": mean_error,
+        "width_error": width_error,
         "warned": any("has not arrived" in str(warning.message) for warning in caught),
         "seconds": time.process_time() - start,
     }

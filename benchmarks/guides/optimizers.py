@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-import pyro.distributions as dist
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.common import (
     FIRST_SEED,
@@ -31,8 +30,8 @@ from benchmarks.common import (
     with_error,
     without_advice_on_widths,
 )
-from pyro_radial import AutoMeanField, BayesianModule, NaturalGradient, SupervisedModel, fit
-from pyro_radial.nn import likelihoods
+from benchmarks.guides._linear_regression import distances, regression
+from pyro_radial import AutoMeanField, NaturalGradient, fit
 
 NATURAL = "NaturalGradient()"
 NOISE = 0.5
@@ -71,9 +70,8 @@ def run(output: Path, *, form: Form = "default", workers: int = 2, threads: int 
 def one(features: tuple[int, float], rows: tuple[int, int], steps: int, optimizer: str | float, seed: int) -> Row:
     """How far the trained posterior is from the best one of its family."""
     number, batch = rows
-    x, y, exact_mean, exact_stddev = regression(*features, number, seed)
-    net = nn.Linear(features[0], 1, bias=False)
-    model = SupervisedModel(BayesianModule(net, dist.Normal(0.0, 1.0)), likelihoods.Gaussian(scale=NOISE))
+    x, y = data(*features, number, seed)
+    model = regression(features[0], NOISE)
     guide = AutoMeanField(model)
     optim: Any = {"optim": NaturalGradient()}
     if optimizer != NATURAL:
@@ -81,26 +79,20 @@ def one(features: tuple[int, float], rows: tuple[int, int], steps: int, optimize
     epochs = round(steps / -(-number // batch))
     with without_advice_on_widths():
         fit(model, guide, (x, y), epochs=epochs, batch_size=batch, seed=seed, progress=False, **optim)
-    weight = guide.posterior()["weight"]
-    distance = (weight.mean.flatten() - exact_mean) / exact_stddev
-    change = (weight.stddev.flatten() / exact_stddev).log()
-    return {"means": float(distance.square().mean().sqrt()), "widths": float(change.square().mean().sqrt())}
+    means, widths = distances(guide, x, y, NOISE)
+    return {"means": means, "widths": widths}
 
 
-def regression(features: int, correlation: float, rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return data, and the means and standard deviations of the best posterior with independent weights."""
+def data(features: int, correlation: float, rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return rows of a linear regression with features of which any two have this correlation."""
     generator = torch.Generator().manual_seed(seed)
     own, common = (torch.randn(rows, columns, generator=generator) for columns in (features, 1))
     x = (1 - correlation) ** 0.5 * own + correlation**0.5 * common
     weight = torch.randn(features, 1, generator=generator)
-    y = x @ weight + NOISE * torch.randn(rows, 1, generator=generator)
-    exact = x.double()
-    precision = exact.T @ exact / NOISE**2 + torch.eye(features, dtype=torch.float64)
-    means = torch.linalg.solve(precision, exact.T @ y.double() / NOISE**2)
-    return x, y, means.flatten().float(), precision.diagonal().rsqrt().float()
+    return x, x @ weight + NOISE * torch.randn(rows, 1, generator=generator)
 
 
-def distances(results: Results, keys: Row, optimizer: Any) -> list[float]:
+def larger_distances(results: Results, keys: Row, optimizer: Any) -> list[float]:
     """The larger distance of means and widths by seed."""
     return [max(row["means"], row["widths"]) for row in results.where(**keys, optimizer=optimizer)]
 
@@ -110,8 +102,8 @@ def cells(results: Results) -> list[tuple[Row, list[float], list[float], float]]
     found = []
     for features, rows, steps in itertools.product(*(results.setting[name] for name in ("features", "rows", "steps"))):
         keys = {"features": features, "rows": rows, "steps": steps}
-        rate = min(results.setting["rates"], key=lambda rate: mean(distances(results, keys, rate)))
-        found.append((keys, distances(results, keys, NATURAL), distances(results, keys, rate), rate))
+        rate = min(results.setting["rates"], key=lambda rate: mean(larger_distances(results, keys, rate)))
+        found.append((keys, larger_distances(results, keys, NATURAL), larger_distances(results, keys, rate), rate))
     return found
 
 

@@ -35,6 +35,7 @@ from pyro.infer import (
 )
 
 from benchmarks.guides._packages.programs import SUBJECTS, arguments_at
+from benchmarks.guides._processes import processes_below
 from pyro_radial import CompiledSVI
 
 #: Steps in which code that is ready comes into use, and the most times that there is more to compile.
@@ -147,19 +148,9 @@ class Training:
 
 def descendants() -> dict[int, float]:
     """The seconds of CPU time of the running processes that this one has started, and that those have."""
-    rows: dict[int, tuple[int, float]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # Of a process that has ended, and its children, the time is counted when it is waited for.
-        if words[0] != "Z":
-            rows[int(path.parent.name)] = int(words[1]), sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
-    family = {os.getpid()}
-    while added := {pid for pid, (parent, _) in rows.items() if parent in family} - family:
-        family |= added
-    return {pid: rows[pid][1] for pid in family - {os.getpid()}}
+    # Of a process that has ended, and its children, the time is counted when it is waited for.
+    processes = processes_below(os.getpid())
+    return {number: one.seconds for number, one in processes.items() if number != os.getpid() and not one.has_ended}
 
 
 def spent() -> dict[str, float]:
