@@ -71,6 +71,7 @@ class BayesianModule(UniquelyNamed):
 
     Example::
 
+        >>> import pyro.distributions as dist
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> bnn = BayesianModule(net, prior=dist.Normal(0.0, 1.0))
