@@ -3,29 +3,22 @@
 
 """The natural gradients of Shen et al. (2024), algorithm 1.
 
-The paper is "Variational Learning is Effective for Large Deep Networks".
-Saved results came from this rule when it was a part of the package. Its widths hardly move from their first values, so
-``hess_init`` decides how well a network predicts.
+The paper is "Variational Learning is Effective for Large Deep Networks". The rule hardly moves widths from their first
+values, so ``hess_init`` decides how well a network predicts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-import pyro.poutine as poutine
 import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
+from torch.distributions import transform_to
+from torch.optim import Adam, Optimizer
 
-from pyro_radial import NaturalGradient
-from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.loss.elbo import num_data_of
-from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, rise_and_fall
-from pyro_radial.infer.optim.natural_gradient import SiteState, by_log_scale
-from pyro_radial.nn.bayesian_module import submodules
-from pyro_radial.nn.modules import device_of, evaluating
+from pyro_radial.infer.autoguide.per_site import LocScaleSite, by_log_scale
 
 #: The root mean square of a step of log(variance) is at most this.
 LIMIT = 0.1
@@ -33,11 +26,11 @@ LIMIT = 0.1
 SHARE = 0.05
 #: Added to the root of that average.
 TINY = 1e-12
-#: A width whose logarithm has changed by less than this was not trained; the change is rounding.
-ROUNDING = 1e-5
+#: The default for parameters without a posterior.
+ADAM = partial(Adam, lr=1e-3)
 
 
-class PublishedRule(GuideOptim):
+class PublishedRule(Optimizer):
     r"""Train all normal and radial sites of a guide by the published rule, and other parameters by ``other_optim``.
 
     With m a mean, v a marginal variance and L the loss for all data, a step is
@@ -48,47 +41,38 @@ class PublishedRule(GuideOptim):
 
     where the bar is an average with decay :math:`\beta_1`. Unlike the authors', it has the prior's gradient too.
 
+    :param parameters: all parameters to train, as ``fit`` lists them.
+    :param guide: a new guide that has its parameters. Its widths are set for ``hess_init``.
+    :param num_data: the number of data.
     :param lr: the rate of means, in variances.
     :param hess_init: the curvature h of the loss per datum that widths start from: v = 1 / (N h + 1 / s^2) with N the
-        number of data and s the prior's standard deviation. By default they start where the guide has them.
+        number of data and s the prior's standard deviation.
     """
 
     def __init__(
         self,
+        parameters: Iterable[Tensor],
+        guide: AutoPerSite,
+        num_data: int,
         lr: float,
         *,
-        hess_init: float | None = None,
+        hess_init: float,
         beta1: float = 0.9,
         beta2: float = 0.99999,
-        other_optim: Any = DEFAULT_OPTIM,
+        other_optim: Callable[[list[Tensor]], Optimizer] = ADAM,
     ) -> None:
-        self.lr, self.hess_init, self.beta1, self.beta2 = lr, hess_init, beta1, beta2
-        self.other_optim = other_optim
-
-    def optimizer(self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any) -> "PublishedOptimizer":
-        """Make the optimizer, and set widths that were never trained for ``hess_init``."""
-        natural = NaturalGradient(other_optim=self.other_optim).optimizer(model, guide, *args, **kwargs)
-        if self.hess_init is not None:
-            _set_widths(self.hess_init, model, guide, *args, **kwargs)
-        settings = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2}
-        return PublishedOptimizer(natural.sites, natural.other_optimizer, settings)
-
-    def scheduler(self, optimizer: Optimizer, steps: int) -> LambdaLR:
-        """Let rates rise for 5 % of the steps, then fall to zero along a cosine."""
-        return rise_and_fall(optimizer, steps)
-
-
-class PublishedOptimizer(Optimizer):
-    """What :class:`PublishedRule` makes."""
-
-    def __init__(self, sites: Sequence[SiteState], other_optimizer: Optimizer | None, settings: dict[str, Any]) -> None:
-        super().__init__([parameter for site in sites for parameter in (site.loc, site.scale)], settings)
-        self.sites, self.other_optimizer = sites, other_optimizer
-        for site in sites:
-            averages = {"average": site.average, "width_square": site.width_square}
-            self.state[site.loc] = {"steps": 0, "width_steps": 0, **averages}
-        if other_optimizer is not None:
-            self.param_groups += other_optimizer.param_groups
+        named_sites = guide.loc_scale_sites()
+        _set_widths(guide, named_sites, num_data * hess_init)
+        self.sites = list(named_sites.values())
+        of_sites = [parameter for site in self.sites for parameter in (site.loc, site.scale)]
+        super().__init__(of_sites, {"lr": lr, "beta1": beta1, "beta2": beta2})
+        for site in self.sites:
+            averages = {"average": torch.zeros_like(site.loc), "width_square": torch.zeros_like(site.scale)}
+            self.state[site.loc] = {"steps": 0, **averages}
+        others = [parameter for parameter in parameters if parameter not in set(of_sites)]
+        self.other_optimizer = other_optim(others) if others else None
+        if self.other_optimizer is not None:
+            self.param_groups += self.other_optimizer.param_groups
             self._share_groups()
 
     def _share_groups(self) -> None:
@@ -96,60 +80,40 @@ class PublishedOptimizer(Optimizer):
         if self.other_optimizer is not None:
             self.other_optimizer.param_groups, self.other_optimizer.state = self.param_groups[1:], self.state
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._share_groups()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for site in self.sites:
-            self._update(site)
+            if site.loc.grad is not None and site.scale.grad is not None:
+                self._update(site, site.loc.grad, site.scale.grad)
         if self.other_optimizer is not None:
             self.other_optimizer.step()
-        return loss
 
-    def _update(self, site: SiteState) -> None:
+    def _update(self, site: LocScaleSite, loc_gradient: Tensor, scale_gradient: Tensor) -> None:
         group, state = self.param_groups[0], self.state[site.loc]
-        scale = site.to_scale(site.scale)
-        variance = (scale / site.per_stddev).square()
-        if site.scale.grad is not None:
-            state["width_steps"] += 1
-            by_log = by_log_scale(site.to_scale, site.scale, scale)
-            derivative = site.scale.grad * by_log / site.weights_per_scale
-            square = state["width_square"].lerp_(derivative.square(), SHARE)
-            limit = LIMIT * (1.0 - (1.0 - SHARE) ** state["width_steps"]) ** 0.5
-            fall = derivative * (limit / (square.sqrt() + TINY)).clamp(max=1.0 - group["beta2"])
-            site.scale.addcmul_(fall, by_log, value=-0.5)
-            variance = variance * torch.exp(-fall)
-        if site.loc.grad is not None:
-            state["steps"] += 1
-            average = state["average"].lerp_(site.loc.grad, 1.0 - group["beta1"])
-            site.loc.sub_(variance * average * (group["lr"] / (1.0 - group["beta1"] ** state["steps"])))
+        state["steps"] += 1
+        to_scale = transform_to(site.family.scale_constraint)
+        scale = to_scale(site.scale)
+        by_log = by_log_scale(to_scale, site.scale, scale)
+        derivative = scale_gradient * by_log
+        square = state["width_square"].lerp_(derivative.square(), SHARE)
+        limit = LIMIT * (1.0 - (1.0 - SHARE) ** state["steps"]) ** 0.5
+        fall = derivative * (limit / (square.sqrt() + TINY)).clamp(max=1.0 - group["beta2"])
+        site.scale.addcmul_(fall, by_log, value=-0.5)
+        variance = (scale / site.family.scale_of(site.site, 1.0)).square() * torch.exp(-fall)
+        average = state["average"].lerp_(loc_gradient, 1.0 - group["beta1"])
+        site.loc.sub_(variance * average * (group["lr"] / (1.0 - group["beta1"] ** state["steps"])))
 
 
-def first_stddev(hess_init: float, num_data: int, prior_stddev: Any) -> Any:
-    """The standard deviation of a weight at a curvature of each datum."""
-    return (prior_stddev**-2 + num_data * hess_init) ** -0.5
-
-
-def _set_widths(hess_init: float, model: Any, guide: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Set the widths that were never trained, from the prior's precision and the curvature of all data."""
-    with evaluating(model, guide), torch.no_grad(), poutine.block(), seeded(0, device_of(guide, model)):
-        trace = poutine.trace(model).get_trace(*args, **kwargs)
-    num_data = num_data_of(trace)
-    assert num_data is not None
-    for part in submodules(guide):
-        if isinstance(part, AutoPerSite):
-            changes, stddevs = part.scale_change(), {}
-            for name, site in part.loc_scale_sites().items():
-                prior_stddev = moments(trace.nodes[name]["fn"], site.site.transform).stddev
-                if changes[name] < ROUNDING and prior_stddev is not None:
-                    stddevs[name] = first_stddev(hess_init, num_data, prior_stddev)
-            part.set_stddevs(stddevs)
+def _set_widths(guide: AutoPerSite, sites: dict[str, LocScaleSite], curvature: float) -> None:
+    """Set the widths to the precision of the prior and the curvature of all data."""
+    stddevs = {}
+    for name, site in sites.items():
+        assert guide.prototype_trace is not None
+        prior_stddev = moments(guide.prototype_trace.nodes[name]["fn"], site.site.transform).stddev
+        assert prior_stddev is not None
+        stddevs[name] = (prior_stddev**-2 + curvature) ** -0.5
+    guide.set_stddevs(stddevs)

@@ -14,9 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -270,14 +268,6 @@ def medians(
                 call()
             times[name].append(1e3 * (clock() - start) / block)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-@contextmanager
-def without_advice_on_widths() -> Iterator[None]:
-    """Ignore what ``fit`` says of widths, which small forms are too short to train."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "after epoch .* NaturalGradient has not arrived")
-        yield
 
 
 def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:

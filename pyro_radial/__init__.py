@@ -9,7 +9,6 @@ from pyro_radial.functional import FunctionalELBO
 from pyro_radial.infer import (
     CompiledSVI,
     FitOptions,
-    NaturalGradient,
     Prediction,
     TermsELBO,
     diagnose,
@@ -27,7 +26,6 @@ __all__ = [
     "CompiledSVI",
     "FitOptions",
     "FunctionalELBO",
-    "NaturalGradient",
     "Prediction",
     "PriorChain",
     "SupervisedModel",

@@ -29,7 +29,7 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.infer import Prediction, SampledNetwork, fit
 from pyro_radial.infer.autoguide import AutoRadial
-from pyro_radial.infer.optim.joint import Optim
+from pyro_radial.infer.step.optimizer import Optim
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.priors import FanIn

@@ -19,16 +19,16 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, TermsELBO, predict
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO, predict
 from pyro_radial.nn import likelihoods
 
 BATCH_SIZE = 32
+LEARNING_RATE = 0.01
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--optimizer", choices=["adam", "natural"], default="adam")
     parser.add_argument("--mixed-precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--checkpoint", type=Path, help="a folder to save to, and to resume from")
     return parser.parse_args(argv)
@@ -66,23 +66,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = SupervisedModel(BayesianModule(net), likelihood).to(accelerator.device)
     guide = AutoRadial(model)
     # The parameters have to be there before an optimizer and Accelerate look for them.
-    first_rows = [part[:2].to(accelerator.device) for part in train]
-    guide.setup(*first_rows)
+    guide.setup(*(part[:2].to(accelerator.device) for part in train))
     elbo = TermsELBO()
     loss: Any = elbo(model, guide)
-    optimizer: Any
-    if args.optimizer == "natural":
-        optimizer = NaturalGradient().optimizer(model, guide, *first_rows)
-    else:
-        optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
+    optimizer: Any = torch.optim.Adam(loss.parameters(), lr=LEARNING_RATE)
 
     loader = DataLoader(TensorDataset(*train), batch_size=BATCH_SIZE, shuffle=True)
     loss, optimizer, loader = accelerator.prepare(loss, optimizer, loader)
-    scheduler = None
-    if args.optimizer == "natural":
-        # Accelerate need not prepare it: it would step once for each process.
-        scheduler = NaturalGradient().scheduler(optimizer, args.epochs * len(loader))
-        accelerator.register_for_checkpointing(scheduler)
+    # The rate falls to zero. A scheduler that Accelerate prepares would step once for each process.
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
+    accelerator.register_for_checkpointing(scheduler)
 
     # Each process draws weights of its own; the gradients that Accelerate averages hold the KL once.
     torch.manual_seed(accelerator.process_index)
@@ -98,8 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             optimizer.zero_grad()
             accelerator.backward(loss(x, y))
             optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
+            scheduler.step()
         terms = elbo.terms.per_datum()
         accelerator.print(
             f"epoch {epoch}: nll {terms.negative_log_likelihood:.4f}, kl {terms.kl:.4f}, in the last batch"

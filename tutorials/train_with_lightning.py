@@ -20,12 +20,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, TermsELBO, predict
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO, predict
 from pyro_radial.nn import likelihoods
 
 Batch = tuple[Tensor, Tensor]
 
 BATCH_SIZE = 32
+LEARNING_RATE = 0.01
 SEED = 0
 
 
@@ -34,23 +35,18 @@ class BayesianClassifier(lightning.LightningModule):
 
     :param nn.Module net: a plain network.
     :param rows: all inputs and labels to train on, however many processes share them.
-    :param str optimizer: "adam" or "natural".
     """
 
-    def __init__(self, net: nn.Module, rows: Batch, optimizer: str) -> None:
+    def __init__(self, net: nn.Module, rows: Batch) -> None:
         super().__init__()
-        self.rows, self.optimizer_name = rows, optimizer
+        self.rows = rows
         # N is the number of all rows.
         model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=len(rows[0])))
         guide = AutoRadial(model)
         # The parameters have to be there before Lightning looks for them.
-        guide.setup(*self.first_rows())
+        guide.setup(*(part[:2] for part in rows))
         self.elbo = TermsELBO()
         self.loss = self.elbo(model, guide)
-
-    def first_rows(self) -> list[Tensor]:
-        """Two rows, where the module is."""
-        return [part[:2].to(self.device) for part in self.rows]
 
     def train_dataloader(self) -> Any:
         """The rows of this process, in an order that depends on the number of the epoch alone."""
@@ -79,12 +75,10 @@ class BayesianClassifier(lightning.LightningModule):
         self.log("validation_nll", -prediction.log_prob(y).mean(), sync_dist=True, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of the guide, and of what the model has of its own."""
-        if self.optimizer_name == "adam":
-            return torch.optim.Adam(self.loss.parameters(), lr=1e-3)
-        settings = NaturalGradient()
-        optimizer = settings.optimizer(self.loss.model, self.loss.guide, *self.first_rows())
-        scheduler = settings.scheduler(optimizer, int(self.trainer.estimated_stepping_batches))
+        """Make Adam for the guide and the model, with a rate that falls to zero."""
+        optimizer = torch.optim.Adam(self.loss.parameters(), lr=LEARNING_RATE)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
@@ -92,7 +86,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train on images of digits, and print the scores of the test images."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--optimizer", choices=["adam", "natural"], default="adam")
     parser.add_argument("--processes", type=int, default=1, help="on a machine with GPUs, one for each")
     parser.add_argument("--checkpoint", type=Path, help="a folder to save to, and to resume from")
     args = parser.parse_args(argv)
@@ -103,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     images = images.float() / 16
     train, test = (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
     net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
-    module = BayesianClassifier(net, train, args.optimizer)
+    module = BayesianClassifier(net, train)
 
     # One file for each epoch, "epoch=0.ckpt" and so on.
     saving = ModelCheckpoint(args.checkpoint, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._published_rule import PublishedRule
-from benchmarks.common import Row, flat_images, without_advice_on_widths
+from benchmarks.common import Row, flat_images
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
@@ -38,6 +38,7 @@ from pyro_radial.continual import (
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.recipes import Rates, Recipe
+from pyro_radial.infer.step.optimizer import rise_and_fall
 from pyro_radial.nn import MultiHead, likelihoods
 from tutorials.streams import class_split_stream, permuted_stream
 
@@ -68,9 +69,10 @@ class Setting:
     first_kl: float = 1.0
     later_kl: float = 1.0
 
-    def training(self, compile: bool) -> dict[str, Any]:
-        """Options of ``train_stream``: Amsgrad, as in the paper's appendix D.2, and the losses."""
+    def training(self, method: str, compile: bool) -> dict[str, Any]:
+        """Options of ``train_stream``: guides, Amsgrad, as in the paper's appendix D.2, and the losses."""
         options = {
+            "guide": self.guide(method),
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "optim": pyro.optim.Adam(Rates(self.learning_rate, self.scale_rate or self.learning_rate)),
@@ -95,7 +97,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Tuned(Setting):
-    """A setting whose rates fall to zero by the end of each task, with Amsgrad or along the natural gradient."""
+    """A setting whose rates fall to zero by the end of each task, by Amsgrad or along the natural gradient."""
 
     event_dim: int | None = 1
     #: How often the data of a task count in the next prior.
@@ -105,17 +107,26 @@ class Tuned(Setting):
     hess_init: float | None = None
     beta2: float | None = None
 
-    def training(self, compile: bool) -> dict[str, Any]:
+    def training(self, method: str, compile: bool) -> dict[str, Any]:
         """Options of ``train_stream``."""
-        options = super().training(compile)
+        options = super().training(method, compile)
         if self.natural:
             assert self.hess_init is not None
             assert self.beta2 is not None
-            del options["scheduler"]  # It has its own.
-            options["options"] = replace(options["options"], scheduler_interval="epoch")
+            assert self.decay_over is not None
             # The learning rate is that of SGD at the first widths, and the curvature about their precision for a datum.
             rate = self.learning_rate * self.hess_init
-            options["optim"] = PublishedRule(rate, hess_init=self.hess_init, beta2=self.beta2)
+            rule = partial(PublishedRule, lr=rate, hess_init=self.hess_init, beta2=self.beta2)
+            make_guide = self.guide(method)
+            rules: list[Any] = []
+
+            def guide(chain: PriorChain) -> Any:
+                made = make_guide(chain)
+                rules.append(partial(rule, guide=made, num_data=chain.likelihood.num_data))
+                return made
+
+            options |= {"guide": guide, "optim": lambda parameters: rules[-1](parameters)}
+            options["scheduler"] = partial(rise_and_fall, steps=self.decay_over)
         return options
 
 
@@ -267,19 +278,17 @@ def learn(
     model = SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local")
     chain = make_chain(method, model, getattr(setting, "past_weight", 1.0))
     began = process_time()
-    with without_advice_on_widths():
-        matrix = train_stream(
-            chain,
-            stream,
-            setting.guide(method),
-            coreset=keeping.options(),
-            measure_on=measure_on,
-            num_samples=num_samples,
-            seed=seed,
-            checkpoint=checkpoint,
-            progress=False,
-            **setting.training(_is_worth_compiling(stream)),
-        )
+    matrix = train_stream(
+        chain,
+        stream,
+        coreset=keeping.options(),
+        measure_on=measure_on,
+        num_samples=num_samples,
+        seed=seed,
+        checkpoint=checkpoint,
+        progress=False,
+        **setting.training(method, _is_worth_compiling(stream)),
+    )
     seconds = process_time() - began
     rmtree(checkpoint)
     row = measures(matrix) | {"seconds": round(seconds, 1)}

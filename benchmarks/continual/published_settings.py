@@ -108,9 +108,7 @@ def local(epochs: int, later_kl: float = 1.0, **setting: Any) -> Tuned:
 
 
 def natural(epochs: int, rate: float, curvature: float, decay: float) -> Tuned:
-    return local(
-        epochs, natural=True, learning_rate=rate, hess_init=curvature, beta2=decay, scale_rate=None, decay_over=None
-    )
+    return local(epochs, natural=True, learning_rate=rate, hess_init=curvature, beta2=decay, scale_rate=None)
 
 
 #: From the inputs of the task in training: rows, and images of one color.

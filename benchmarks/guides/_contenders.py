@@ -17,7 +17,7 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam
 
 from benchmarks.uncertainty._lenet import lenet
 from pyro_radial import (
@@ -25,7 +25,6 @@ from pyro_radial import (
     AutoRadial,
     BayesianModule,
     CompiledSVI,
-    NaturalGradient,
     SupervisedModel,
     TermsELBO,
 )
@@ -182,28 +181,26 @@ def svi(
     kind: Any = SVI,
     loss: Any = TraceMeanField_ELBO,
     noise: Any = "weights",
-    natural: bool = False,
 ) -> Step:
-    """Pyro's SVI, or ours, with Pyro's Adam or natural gradients."""
+    """Pyro's SVI, or ours, with Pyro's Adam."""
     x, y = problem.data()
-    made = _made(problem, guide, kind, loss, noise, natural)
+    made = _made(problem, guide, kind, loss, noise)
     return lambda: made.step(x, y)
 
 
-def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, natural: bool) -> Any:
+def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any) -> Any:
     pyro.clear_param_store()
     model = _model(problem, noise)
     elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
-    optim = NaturalGradient(lr=1e-3) if natural else pyro.optim.Adam({"lr": 1e-3})
-    made = kind(model, guide(model), optim, elbo)
+    made = kind(model, guide(model), pyro.optim.Adam({"lr": 1e-3}), elbo)
     if isinstance(made, CompiledSVI):
         made.graphs.compile_now = True
     return made
 
 
-def bytes_per_weight(natural: bool, problem: Problem) -> float:
+def bytes_per_weight(problem: Problem) -> float:
     """What a radial posterior, its gradients and its optimizer hold between two steps."""
-    made = _made(problem, AutoRadial, RECORDED, TermsELBO, "weights", natural)
+    made = _made(problem, AutoRadial, RECORDED, TermsELBO, "weights")
     for _ in range(3):
         made.step(*problem.data())
     optimizer: Any = made.optimizer
@@ -213,17 +210,14 @@ def bytes_per_weight(natural: bool, problem: Problem) -> float:
     return sum(held.values()) / num_weights(problem)
 
 
-def eager(problem: Problem, guide: Any, natural: bool = False) -> Step:
-    """The loss as a module, and one fused Adam or natural gradients, as ``fit`` takes its steps."""
+def eager(problem: Problem, guide: Any) -> Step:
+    """The loss as a module, and one fused Adam, as ``fit`` takes its steps."""
     x, y = problem.data()
     pyro.clear_param_store()
     model = _model(problem)
     elbo = TermsELBO(problem.particles, vectorize_particles=problem.particles > 1, strict_kl=True)
-    posterior = guide(model)
-    module = elbo(model, posterior)
+    module = elbo(model, guide(model))
     module(x, y)
-    if natural:
-        return _with(NaturalGradient(lr=1e-3).optimizer(model, posterior, x, y), lambda: module(x, y))
     return _with_adam(module.parameters(), lambda: module(x, y), True)
 
 
@@ -235,10 +229,8 @@ def _model(problem: Problem, noise: Any = "weights") -> SupervisedModel:
 
 
 def _with_adam(parameters: Any, loss: Callable[[], Tensor], fused: bool) -> Step:
-    return _with(Adam(parameters, lr=1e-3, fused=fused), loss)
+    optimizer = Adam(parameters, lr=1e-3, fused=fused)
 
-
-def _with(optimizer: Optimizer, loss: Callable[[], Tensor]) -> Step:
     def step() -> None:
         optimizer.zero_grad()
         loss().backward()  # type: ignore[no-untyped-call]
@@ -288,18 +280,11 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "AutoRadial, local noise, compiled": partial(
         svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, noise="local"
     ),
-    "AutoRadial, natural gradient, eager": partial(eager, guide=AutoRadial, natural=True),
-    "AutoRadial, natural gradient, compiled": partial(
-        svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, natural=True
-    ),
     "AutoMeanField, SVI": partial(svi, guide=AutoMeanField),
     "AutoMeanField, eager": partial(eager, guide=AutoMeanField),
     "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO),
     "AutoMeanField, local noise, compiled": partial(
         svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, noise="local"
-    ),
-    "AutoMeanField, natural gradient, compiled": partial(
-        svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, natural=True
     ),
 }
 PEERS = [name for name in CONTENDERS if name.split(",")[0] in (*MODULES, "radial", "Pyro's AutoNormal")]

@@ -29,20 +29,23 @@ class Ensemble:
         #: The model and the guide of each member, once they are trained.
         self.members: list[Any] = []
 
-    def fit(self, data: Any, *, loss: Any = None, checkpoint: Path | None = None, **settings: Any) -> list[Any]:
+    def fit(
+        self, data: Any, *, optim: Callable[[Any], Any], loss: Any, checkpoint: Path | None = None, **settings: Any
+    ) -> list[Any]:
         """Make and train every member, and return the results of their training.
 
+        :param optim: a function from a member's guide to its optimizer.
         :param checkpoint: a folder for the checkpoints of the members.
         :param settings: other arguments of ``fit``; each member gets its own copy of the loss.
         """
         results = []
         for index, seed in enumerate(self._seeds):
             path = None if checkpoint is None else checkpoint / f"member_{index}.pt"
-            own = {} if loss is None else {"loss": copy.deepcopy(loss)}
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 model, guide = self._make(seed)
-                results.append(fit(model, guide, data, seed=seed, checkpoint=path, progress=False, **own, **settings))
+                own = {"optim": optim(guide), "loss": copy.deepcopy(loss), "checkpoint": path}
+                results.append(fit(model, guide, data, seed=seed, progress=False, **own, **settings))
             self.members.append((model, guide))
         return results
 

@@ -25,8 +25,6 @@ ON_LENET = (
     "AutoRadial, SVI",
     "AutoRadial, eager",
     "AutoRadial, compiled",
-    "AutoRadial, natural gradient, eager",
-    "AutoRadial, natural gradient, compiled",
     "AutoMeanField, eager",
     "AutoMeanField, compiled",
 )
@@ -49,7 +47,6 @@ SIZES = {
         (8,), ((32, 2),), (PLAIN, "Pyro's AutoNormal", "AutoRadial, eager", "AutoRadial, recorded"), 2, ON_LENET[:4:3]
     ),
 }
-MEMORY = {"Adam": False, "natural gradient": True}
 
 
 def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
@@ -67,13 +64,7 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
         [{"lenet_batch": LENET_BATCH, "step": name} for name in size.on_lenet],
         partial(measure, size.on_lenet, Problem(batch=LENET_BATCH, lenet=True), size.lenet_rounds),
     )
-    for name, natural in MEMORY.items():
-        results.add({"memory": name}, partial(memory, natural, size))
-
-
-def memory(natural: bool, size: Size) -> Row:
-    """The bytes for each weight."""
-    return {"bytes": bytes_per_weight(natural, Problem(size.hidden))}
+    results.add({"memory": "Adam"}, lambda: {"bytes": bytes_per_weight(Problem(size.hidden))})
 
 
 def measure(names: Sequence[str], problem: Problem, rounds: int) -> list[Row]:
@@ -129,8 +120,8 @@ Each cell gives CPU time / wall time of one training step on a {hidden} network,
 network (forward, backward and an unfused Adam). Runs use {setting["threads"]} thread; times are medians of steps that \
 take turns (`python -m benchmarks.guides.step_time`). Peers that are not installed are left out. "SVI" is Pyro's own; \
 "eager" is the loss as a module with one fused Adam, as in `fit`; "recorded" is a `CompiledSVI` that does not compile \
-its graph. A radial posterior with its gradients and its optimizer holds between two steps, per weight: \
-{"; ".join(f"{row['memory']} {row['bytes']:.1f} bytes" for row in results.rows if "memory" in row)}.
+its graph. A radial posterior with its gradients and Adam holds {results.values("bytes", memory="Adam")[0]:.0f} bytes \
+per weight between two steps.
 
 {markdown_table(["", *(f"batch {batch}" for batch in batches)], lines)}
 

@@ -7,7 +7,6 @@ python -m benchmarks.guides.widths
 """
 
 import time
-import warnings
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -32,7 +31,7 @@ from benchmarks.common import (
     perceptron,
     with_error,
 )
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.infer import FitOptions
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
@@ -93,13 +92,11 @@ def one(method: str, rows: int, seed: int, size: Size, data_dir: Path | None) ->
     guide = guides[method]()
     epochs = max(1, round(size.steps / max(1, rows / 128)))
     start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "after epoch .* NaturalGradient has not arrived")
-        if method == PLAIN:
-            train_plain(model, guide, data, epochs, seed)
-        else:
-            optim = {"optim": NaturalGradient()} if method == ELBO else {}
-            fit(model, guide, data, epochs=epochs, seed=seed, progress=False, **optim)
+    if method == PLAIN:
+        train_plain(model, guide, data, epochs, seed)
+    else:
+        options: Any = {"optim": partial(torch.optim.Adam, lr=0.03), "scheduler": "cosine"} if method == ELBO else {}
+        fit(model, guide, data, epochs=epochs, seed=seed, progress=False, **options)
     seconds = time.process_time() - start
     torch.manual_seed(seed)
     draws = predict(model, guide, test_x[: size.test], num_samples=1 if method == PLAIN else 64)
@@ -174,7 +171,8 @@ def report(results: Results) -> str:
 
 A 784-{hidden}-10 network on parts of Fashion-MNIST, {results.setting["steps"]:,} steps in batches of 128, prior \
 N(0, 1), {seeds}, {results.setting["test"]:,} test images; nothing was chosen \
-(`python -m benchmarks.guides.widths`). Predictive widths and the plain network hold a tenth of the rows out.
+(`python -m benchmarks.guides.widths`). Predictive widths and the plain network hold a tenth of the rows out. ELBO \
+widths train by Adam at 0.03, a rate that falls to zero.
 
 {(chr(10) * 2).join(tables)}"""
 

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from benchmarks._published_rule import PublishedRule, first_stddev
-from benchmarks.common import Pair, Row, without_advice_on_widths
+from benchmarks._published_rule import PublishedRule
+from benchmarks.common import Pair, Row
 from benchmarks.guides._ensemble import Ensemble
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
     BayesianModule,
     FitOptions,
-    NaturalGradient,
     SupervisedModel,
     TermsELBO,
     fit,
@@ -35,6 +34,7 @@ from pyro_radial import (
 )
 from pyro_radial.infer import Prediction, last_layer_laplace
 from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.step.optimizer import rise_and_fall
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
 from pyro_radial.uncertainty import TemperatureScaling, auroc, expected_calibration_error
@@ -56,10 +56,6 @@ SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout
 SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
-#: By the package's own rule, which trains widths; the published one above keeps them near a start that is chosen.
-WIDTHS_RADIAL, WIDTHS_MEAN_FIELD = "radial, trained widths", "mean field, trained widths"
-#: The same with another KL weight or more draws.
-WIDTHS_CHANGED = "radial, trained widths, changed"
 #: By ``fit``'s defaults; widths follow predictions for the validation rows. The prior was chosen in ``guides.priors``.
 PREDICTIVE_RADIAL = "radial, predictive widths"
 #: All weights keep one width.
@@ -72,7 +68,7 @@ class Setting:
 
     epochs: int = 20
     batch_size: int = 128
-    #: Of Adam, AdamW, SGD with Nesterov's momentum, or natural gradients; in units of the mean loss of a row.
+    #: Of Adam, AdamW, SGD with Nesterov's momentum, or the published natural gradients; in units of a row's mean loss.
     optimizer: str = "adam"
     rate: float = 1e-3
     #: The decay of AdamW, instead of a prior.
@@ -87,14 +83,12 @@ class Setting:
     init_stddev: float = 0.01
     init_scale: float | None = None
     prior_stddev: float = 1.0
-    kl_weight: float = 1.0
     dropout: float = 0.1
     #: Of natural gradients, times the first variance and the number of data: the rate of SGD at first.
     ivon_rate: float = 0.1
     lr: float | None = None
-    #: The curvature that widths start from, None for the guide's own, and the rate of widths by the published rule.
-    #: With a rate of zero, the package's own rule trains widths.
-    hess_init: float | None = 0.5
+    #: The curvature that widths start from, and the rate of widths.
+    hess_init: float = 0.5
     hess_rate: float = 1e-5
     #: The rate of SGD for parameters without a posterior; with zero they train by Adam at 1e-3.
     others_rate: float = 0.0
@@ -212,21 +206,19 @@ def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[Su
     return model, _guide(kind, model, setting)
 
 
-def optimizer(setting: Setting, num_data: int) -> Any:
+def optimizer(setting: Setting, num_data: int, guide: Any) -> Any:
     """With a rate of its own for scales. Losses are sums over all data, which Adam does not see."""
     if setting.optimizer == "natural":
-        # One over the first variance and the number of data.
-        own, least = 1.0 / (num_data * setting.init_stddev**2), 1.0 / (num_data * setting.prior_stddev**2)
-        unit = own if setting.hess_init is None else setting.hess_init + least
-        rate = setting.rate if setting.lr is None else setting.lr * unit
-        other_optim = {}
+        rate = setting.rate
+        if setting.lr is not None:
+            # One over the first variance and the number of data.
+            rate = setting.lr * (setting.hess_init + 1.0 / (num_data * setting.prior_stddev**2))
+        options: dict[str, Any] = {"hess_init": setting.hess_init, "beta2": 1.0 - setting.hess_rate}
         if setting.others_rate:
-            other_optim["other_optim"] = pyro.optim.SGD(_sgd_options(setting.others_rate, num_data))
-        if not setting.hess_rate:
-            return NaturalGradient(rate, **other_optim)
-        return PublishedRule(rate, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate, **other_optim)
+            options["other_optim"] = partial(torch.optim.SGD, **_sgd_options(setting.others_rate, num_data))
+        return partial(PublishedRule, guide=guide, num_data=num_data, lr=rate, **options)
 
-    def options(name: str) -> dict[str, Any]:
+    def options_of(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
         if setting.optimizer == "sgd":
             return _sgd_options(own, num_data)
@@ -235,7 +227,7 @@ def optimizer(setting: Setting, num_data: int) -> Any:
         return {"lr": own}
 
     kinds = {"sgd": pyro.optim.SGD, "adam": pyro.optim.Adam, "adamw": pyro.optim.AdamW}
-    return kinds[setting.optimizer](options)
+    return kinds[setting.optimizer](options_of)
 
 
 def _sgd_options(rate: float, num_data: int) -> dict[str, Any]:
@@ -292,31 +284,25 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     timed = size > 1 and task.folder is not None
     before = trained(task, kind, validation=validation, **options).seconds if timed else 0.0
     place = kind if setting.optimizer == "adam" else f"{kind}_{setting.optimizer}"
-    if setting.optimizer == "natural":
-        place += f"_{setting.hess_rate:g}"
     folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
-    first = setting
-    if setting.optimizer == "natural" and not setting.hess_rate and setting.hess_init is not None:
-        first = replace(setting, init_stddev=first_stddev(setting.hess_init, num_data, setting.prior_stddev))
-    ensemble = Ensemble(partial(_made, kind, task.make_net, first), size, seed=task.seed)
-    with without_advice_on_widths():
-        results = ensemble.fit(
-            task.data,
-            epochs=setting.epochs,
-            batch_size=setting.batch_size,
-            optim=optimizer(setting, num_data),
-            scheduler=schedule(setting, setting.epochs * -(-num_data // setting.batch_size)),
-            loss=TermsELBO(
-                num_particles=setting.draws,
-                strict_kl=True,
-                kl_weight=0.0 if setting.optimizer == "adamw" else setting.kl_weight,
-            ),
-            callback=clock,
-            checkpoint=folder,
-            validation=task.validation if setting.best_epoch else validation,
-            options=FitOptions(scheduler_interval="step", compile=setting.compile, **options),
-        )
+    ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
+    results = ensemble.fit(
+        task.data,
+        epochs=setting.epochs,
+        batch_size=setting.batch_size,
+        optim=partial(optimizer, setting, num_data),
+        scheduler=schedule(setting, setting.epochs * -(-num_data // setting.batch_size)),
+        loss=TermsELBO(
+            num_particles=setting.draws,
+            strict_kl=True,
+            kl_weight=0.0 if setting.optimizer == "adamw" else 1.0,
+        ),
+        callback=clock,
+        checkpoint=folder,
+        validation=task.validation if setting.best_epoch else validation,
+        options=FitOptions(scheduler_interval="step", compile=setting.compile, **options),
+    )
     epochs = sum(len(result.history) for result in results)
     return Training(ensemble, clock.seconds, epochs, results[0].history[-1]["loss"])
 
@@ -442,10 +428,19 @@ def ivon(task: Task) -> Trained:
     least = setting.prior_stddev**-2 / num_data
     guide = AutoMeanField(model)
     hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
-    optim = PublishedRule(setting.ivon_rate * (hess_init + least), hess_init=hess_init, beta2=1.0 - setting.hess_rate)
-    schedule = {"epochs": setting.epochs, "batch_size": setting.batch_size, "progress": False}
-    with without_advice_on_widths():
-        fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)
+    rate, decay = setting.ivon_rate * (hess_init + least), 1.0 - setting.hess_rate
+    fit(
+        model,
+        guide,
+        task.data,
+        epochs=setting.epochs,
+        batch_size=setting.batch_size,
+        optim=partial(PublishedRule, guide=guide, num_data=num_data, lr=rate, hess_init=hess_init, beta2=decay),
+        scheduler=partial(rise_and_fall, steps=setting.epochs * -(-num_data // setting.batch_size)),
+        seed=task.seed,
+        progress=False,
+        options=FitOptions(scheduler_interval="step"),
+    )
     seconds = time.process_time() - start
     draws = partial(predict, model, guide, num_samples=setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": setting.epochs})
@@ -487,10 +482,7 @@ OTHERS: dict[str, Method] = {
     NATURAL_RADIAL: _NATURAL_RADIAL,
     NATURAL_ROWS: partial(_with, partial(variational, ROWS), optimizer="natural"),
     NATURAL_ENSEMBLE: partial(_with_members, _NATURAL_RADIAL),
-    WIDTHS_RADIAL: _NATURAL_RADIAL,
-    WIDTHS_MEAN_FIELD: _NATURAL_MEAN_FIELD,
     PREDICTIVE_RADIAL: predictive,
-    WIDTHS_CHANGED: _NATURAL_RADIAL,
     ONE_WIDTH_RADIAL: _NATURAL_RADIAL,
     ONE_WIDTH_MEAN_FIELD: _NATURAL_MEAN_FIELD,
 }

@@ -6,7 +6,6 @@
 from pyro_radial.infer.compiled import CompiledELBO, CompiledSVI
 from pyro_radial.infer.diagnose.diagnose import diagnose
 from pyro_radial.infer.loss.elbo import TermsELBO
-from pyro_radial.infer.optim.natural_gradient import NaturalGradient
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.linearized_network import LinearizedNetwork
 from pyro_radial.infer.prediction.predict import predict
@@ -23,7 +22,6 @@ __all__ = [
     "FitOptions",
     "HalfCauchyReparam",
     "LinearizedNetwork",
-    "NaturalGradient",
     "Prediction",
     "SampledNetwork",
     "TermsELBO",

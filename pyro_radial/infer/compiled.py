@@ -19,7 +19,6 @@ from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.compiler.inductor import Options
 from pyro_radial.infer.loss.lazy_loss import Loss, as_number
-from pyro_radial.infer.optim.joint import JointOptimizer, add_gradients, optimizer_parameters
 from pyro_radial.infer.step.evaluation import (
     Call,
     LossEvaluation,
@@ -27,6 +26,7 @@ from pyro_radial.infer.step.evaluation import (
     has_terms,
     keep_terms,
 )
+from pyro_radial.infer.step.optimizer import JointOptimizer, add_gradients, optimizer_parameters
 from pyro_radial.infer.step.stepper import Stepper
 
 
@@ -180,9 +180,8 @@ class CompiledSVI(CompiledELBO):
 
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.
-    :param optim: a Pyro optimizer or scheduler, a torch optimizer, a function from parameters to one, or
-        :class:`~pyro_radial.infer.NaturalGradient`. One torch optimizer stands in for Pyro's; save its state through
-        ``svi.optimizer``.
+    :param optim: a Pyro optimizer or scheduler, a torch optimizer, or a function from parameters to one. One torch
+        optimizer stands in for Pyro's; save its state through ``svi.optimizer``.
     :param loss: an ELBO, or a function of the model, the guide and their arguments. An ELBO without
         ``differentiable_loss``, such as ``RenyiELBO``, runs as usual.
     :param loss_and_grads: a function that adds the gradients, as in ``SVI``; it runs as usual.
@@ -290,7 +289,6 @@ class CompiledSVI(CompiledELBO):
         if self.optim is not self._optim_in_use:
             stepper.replace_optimizer(JointOptimizer(self.optim))
             self._optim_in_use = self.optim
-        stepper.optimizer.start(self.model, self.guide, args, kwargs)
         call = self._make_call(self.model, self.guide, args, kwargs)
         if call.gradients:
             call = call._replace(

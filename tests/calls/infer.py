@@ -55,7 +55,6 @@ ROWS = [
     Row("infer.CompiledSVI", lambda: guided() | dict(optim=adam, loss=TermsELBO(), compile=False)),
     Row("infer.CompiledELBO", lambda: dict(loss=TermsELBO(), compile=False)),
     Row("infer.FitOptions", extra=dict(autocast=some(torch.float64, torch.float16))),
-    Row("infer.NaturalGradient"),
     Row(
         "infer.fit",
         lambda: guided() | dict(data=(X, Y), epochs=1, batch_size=4, optim=adam, validation=(X, Y)),

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from pyro_radial import (
-    AutoMeanField,
     AutoRadial,
     BayesianModule,
     FitOptions,
@@ -40,7 +39,7 @@ from pyro_radial.compression import mean_network, prune
 from pyro_radial.continual import Coreset, train_stream
 from pyro_radial.distributions.moments import center
 from pyro_radial.distributions.wrappers import to_like
-from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
+from pyro_radial.infer import SampledNetwork, last_layer_laplace
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.poutine import local_reparameterization
 from pyro_radial.sklearn import BayesianRegressor
@@ -255,7 +254,6 @@ FITS = {
         "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau,
         "loss": TermsELBO(2, vectorize_particles=True, max_plate_nesting=1),
     },
-    "NaturalGradient": {"optim": NaturalGradient()},
     "momentum": {"optim": partial(torch.optim.SGD, lr=1e-4, momentum=0.9), "callback": lambda record: True},
     "validation": {"validation": "data", "options": FitOptions(patience=1, mean_only_epochs=1)},
     "parts, clipped": {"options": FitOptions(accumulate=3, clip_norm=1.0, num_data=50)},
@@ -265,7 +263,6 @@ FITS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 @pytest.mark.parametrize("name", FITS)
 def test_fit(name):
     def case(device):
@@ -275,7 +272,7 @@ def test_fit(name):
         if "validation" in given:
             given["validation"] = rows
         model = SupervisedModel(BayesianModule(mlp()), likelihoods.Categorical()).to(device)
-        guide = AutoMeanField(model) if name == "NaturalGradient" else AutoRadial(model)
+        guide = AutoRadial(model)
         result = fit(model, guide, read, **{**FIT, **given})
         return values(model, guide), [record["loss"] for record in result.history]
 

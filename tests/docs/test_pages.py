@@ -93,7 +93,8 @@ PROMISES = {
     "decisions": lambda scope: scope["regret"][100:].mean() < 0.3 * scope["chance"][100:].mean(),
     "trained_network": lambda scope: (
         max(scope["scaled"], scope["last"], scope["trained_on"]) < scope["before"] - 0.05
-        and scope["scaled"] == min(scope["scaled"], scope["last"], scope["trained_on"])
+        and scope["scaled"] < scope["last"]
+        and abs(scope["scaled"] - scope["trained_on"]) < 0.03
     ),
     # Offsets of 60 rows with noise 0.2, and a curve that is learned.
     "hierarchical": lambda scope: (
@@ -128,6 +129,8 @@ PROMISES = {
         and min(scope["ratios"].values()) < 0.8
     ),
     "radial": lambda scope: abs(float(scope["least"]) - 60.4) < 0.05,
+    # A thousand steps leave noise in the widths.
+    "widths": lambda scope: ((scope["guide"].posterior()["weight"].stddev / scope["exact"]).log().abs() < 0.3).all(),
     "directions": lambda scope: (kl_to_uniform(scope["direction"]).diff() > 0).all(),
     # A coverage on 500 rows has a standard error of 0.013, and the 500 calibration rows add as much.
     "judging": lambda scope: all(
@@ -143,8 +146,6 @@ PROMISES = {
 }
 
 
-# Their runs are short.
-@pytest.mark.filterwarnings("ignore:.*NaturalGradient has not arrived:UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

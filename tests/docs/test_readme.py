@@ -14,9 +14,6 @@ import torch
 
 from pyro_radial.compression import mean_network
 
-# The runs are short.
-pytestmark = pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
-
 README = Path(__file__).resolve().parents[2] / "README.md"
 LAYOUT = README.with_name("CONTRIBUTING.md")
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README.read_text(), re.DOTALL | re.MULTILINE))

@@ -17,7 +17,7 @@ import torch
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from pyro_radial import NaturalGradient, TermsELBO
+from pyro_radial import TermsELBO
 from tests.helpers.runs import FIT, assert_same, data, problem, regression, state_of, targets, trained, walking_loss
 from tests.helpers.streams import CORESET, learn
 
@@ -43,7 +43,6 @@ KINDS = {
     "vectorized": fitted(problem, loss=lambda: TermsELBO(num_particles=3, vectorize_particles=True)),
     "functional with walking points": fitted(regression, loss=walking_loss, data=targets()),
     "scheduled": fitted(problem, optim=partial(Adam, lr=0.1), scheduler=partial(StepLR, step_size=1, gamma=0.5)),
-    "natural gradient": fitted(problem, optim=NaturalGradient()),
     "stream": streamed,
 }
 

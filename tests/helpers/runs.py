@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO, fit
 from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.data import Batches, Rows
-from pyro_radial.infer.optim.joint import DEFAULT_OPTIM
+from pyro_radial.infer.step.optimizer import DEFAULT_OPTIM
 from pyro_radial.infer.training.checkpoint import copy_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import TrainingRun

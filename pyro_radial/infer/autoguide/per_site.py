@@ -13,11 +13,12 @@ import pyro
 import pyro.distributions as dist
 import pyro.poutine as poutine
 import torch
+from pyro.distributions.transforms import SoftplusTransform
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Transform
 
 from pyro_radial._pyro.checks import (
     check_choice,
@@ -81,6 +82,13 @@ class LocScaleSite(NamedTuple):
     site: Site
     loc: Tensor
     scale: Tensor
+
+
+def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
+    """Return the derivative of unconstrained scales by log(scale)."""
+    if isinstance(to_scale, SoftplusTransform):
+        return scale * (1.0 + unconstrained.exp().reciprocal())
+    return scale * torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
 
 
 class AutoPerSite(UniquelyNamed, AutoGuide):

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
-    gradient_hooks,
     handlers_around,
     num_global_hooks,
     reader_of_setting,
@@ -169,12 +168,8 @@ class Graphs:
 
     def _program_key(self, call: Call, leaves: Leaves) -> tuple[Hashable, ...]:
         """Return the part of a graph's key that depends on the model, guide, loss and settings, not on arguments."""
-        optimizer = call.graph_optimizer
-        site_parameters = [] if optimizer is None else optimizer.param_groups[0]["params"]
         return (
             tuple(map(self._identity, (call.model, call.guide, call.loss))),
-            self._identity(optimizer),
-            tuple(map(bool, map(gradient_hooks, site_parameters))),
             leaves.tree,
             call.gradients,
             call.weight == 0.0,
@@ -363,8 +358,6 @@ def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) ->
     for (name, parameter), gradient in zip(
         replayed.parameters.items(), replayed.gradients, strict=True
     ):
-        if parameter in replayed.updated_in_graph:
-            continue
         program_gradient = program_gradients.get(name)
         label = f"the gradient of {name}"
         replayed_values[label] = torch.zeros_like(parameter) if gradient is None else gradient

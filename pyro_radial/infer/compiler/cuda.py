@@ -101,9 +101,7 @@ class CapturedStep:
         self.captures = 0
         # The properties that the captured graph depends on; see _fixed_properties.
         self._fixed: object = None
-        # An optimizer with an update in the graph of the loss may have another one for other parameters.
-        ordinary_optimizer = getattr(optimizer, "other_optimizer", optimizer)
-        self._rates = None if ordinary_optimizer is None else RateTensors(ordinary_optimizer)
+        self._rates = RateTensors(optimizer)
         #: Why the optimizer takes its step after the graph; None if its step is in the graph.
         self.eager_optimizer_reason = self._find_eager_optimizer_reason()
 
@@ -137,7 +135,7 @@ class CapturedStep:
         for name, parameter in self._program.parameters.items():
             if gradient_hooks(parameter):
                 return f"a hook changes the gradient of {name}"
-        return None if self._rates is None else self._rates.uncapturable_reason()
+        return self._rates.uncapturable_reason()
 
     def _run_step(self, call: Call) -> LossEvaluation:
         """Run the operations that are captured: the loss, its gradients, and the optimizer's step if possible."""
@@ -147,13 +145,9 @@ class CapturedStep:
             evaluation: LossEvaluation = program.graph.result(tensors)
             if call.stopped is not None:
                 torch.maximum(call.stopped, evaluation.nonfinite, out=call.stopped)
-        is_graph_optimizer = hasattr(self.optimizer, "other_optimizer")
-        if self.eager_optimizer_reason is not None or (
-            is_graph_optimizer and not evaluation.updated_in_graph
-        ):
+        if self.eager_optimizer_reason is not None:
             return evaluation
-        if self._rates is not None:
-            self._rates.step(program.parameters.values(), evaluation.gradients, call.stopped)
+        self._rates.step(program.parameters.values(), evaluation.gradients, call.stopped)
         return evaluation._replace(gradients=(None,) * len(evaluation.gradients), stepped=True)
 
     def _write_inputs(self, call: Call, leaves: Leaves) -> None:
@@ -175,10 +169,7 @@ class CapturedStep:
                 self._inputs[position] = tensor.clone()
                 self._is_copied[position - len(numbers)] = True
                 self._replay = None
-        if call.graph_optimizer is not None:
-            call.graph_optimizer.write_rates()
-        if self._rates is not None:
-            self._rates.write()
+        self._rates.write()
 
     def _fixed_properties(self, call: Call) -> tuple[object, ...]:
         """Return the properties that a captured graph fixes: addresses of tensors, optimizer settings and hooks."""

@@ -84,8 +84,6 @@ class Program:
         evaluation = self._take_captured_step(call, leaves)
         if evaluation is not None:
             return evaluation
-        if call.graph_optimizer is not None:
-            call.graph_optimizer.write_rates()
         is_recorded = self._code in (None, self.graph.module)
         return self._run(call, leaves, Mode.RECORDED if is_recorded else Mode.COMPILED)
 

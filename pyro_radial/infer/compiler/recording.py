@@ -188,8 +188,6 @@ def record_program(
     for _, previous, latest in buffers.values():
         if latest is not previous and isinstance(latest, Tensor):
             changed.append(latest)
-    if call.graph_optimizer is not None:
-        changed += call.graph_optimizer.changed_tensors
     devices = [parameter.device for parameter in evaluation.parameters.values()]
     first_run = FirstRun(
         call,
@@ -341,7 +339,7 @@ def _name_of_parameter(value: Any) -> str | None:
 
 
 def _check_gradients(program: Program, evaluation: LossEvaluation) -> None:
-    """Raise an error if a parameter had a gradient in the usual run, and has neither one nor an update in the graph.
+    """Raise an error if a parameter had a gradient in the usual run, and has none in the graph.
 
     Otherwise steps on the graph would not train it.
     """
@@ -349,8 +347,7 @@ def _check_gradients(program: Program, evaluation: LossEvaluation) -> None:
     graph_evaluation = program.graph.result()
     graph_gradients = dict(zip(program.parameters, graph_evaluation.gradients, strict=True))
     for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
-        is_updated = program.parameters.get(name) in graph_evaluation.updated_in_graph
-        if gradient is not None and graph_gradients.get(name) is None and not is_updated:
+        if gradient is not None and graph_gradients.get(name) is None:
             raise Refused(
                 f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)"
             )

@@ -17,6 +17,7 @@ from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.autoguide.per_site import by_log_scale
 from pyro_radial.infer.data import Rows, move, num_rows
 from pyro_radial.infer.diagnose.importance import (
     LEVEL,
@@ -27,7 +28,6 @@ from pyro_radial.infer.diagnose.importance import (
 from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter, traces_of
 from pyro_radial.infer.loss.not_finite import first_not_finite
 from pyro_radial.infer.loss.terms import LossTerms
-from pyro_radial.infer.optim.natural_gradient import by_log_scale, some_of
 from pyro_radial.nn.bayesian_module import BayesianModule, modules_of
 from pyro_radial.nn.likelihoods import (
     FUNCTION_SITE,
@@ -55,6 +55,8 @@ MOST_PULL, LEAST_SHARE, PULL_ERRORS = 0.4, 0.02, 6.0
 # Means are not trained if the root mean square of their distances from rest, in standard deviations of the posterior,
 # is more than this, and its square more than so many times what noise adds.
 MOST_DISTANCE, TIMES_NOISE = 0.5, 8.0
+# About this many weights of a site are looked at.
+SAMPLED = 1000
 #: The likelihoods of real targets.
 REAL_TARGETS = (Gaussian, HeteroscedasticGaussian)
 # In units of the first noise, but at most of one: below it the noise stays at 16 times the error.
@@ -342,9 +344,15 @@ def _site_gradients(
                 # The derivative by a shared scale is a sum over its weights.
                 by_width = (by_width * (scale.numel() / by_loc.numel())).expand_as(by_loc)
                 by_mean = by_loc * scale / site.family.scale_of(site.site, 1.0)
-                derivatives = torch.stack([some_of(by_width), some_of(by_mean)])
+                derivatives = torch.stack([_some_of(by_width), _some_of(by_mean)])
                 draws.setdefault(name, []).append(derivatives.double())
     return {name: torch.stack(derivatives, 1) for name, derivatives in draws.items()}
+
+
+def _some_of(values: Tensor) -> Tensor:
+    """Return the values of about a thousand weights of a site, or of all if it has fewer."""
+    # An odd step does not stay in one column of a matrix.
+    return values.detach().flatten()[:: values.numel() // SAMPLED | 1]
 
 
 def _judge_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
@@ -405,7 +413,9 @@ def _judge_pulls(pulls: dict[str, float]) -> Iterator[str]:
     """Yield findings on scales that the loss still pulls at."""
     narrow = ", ".join(name for name, pull in pulls.items() if pull < 0)
     wide = ", ".join(name for name, pull in pulls.items() if pull > 0)
-    advice = "so they are not trained. Train longer, or with NaturalGradient()."
+    advice = (
+        "so they are not trained. Train longer, at a higher rate, or at one that falls to zero."
+    )
     if narrow:
         yield f"The scales of {narrow} are too narrow: the loss falls if they grow, {advice}"
     if wide:

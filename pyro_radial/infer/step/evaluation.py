@@ -24,15 +24,14 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.compat import (
     after_hooks,
-    gradient_hooks,
     hooks_later,
     stored_parameters,
     surrogate_loss,
 )
-from pyro_radial._pyro.types import Args, Guide, Kwargs, Model, Node
+from pyro_radial._pyro.types import Args, Guide, Kwargs, Model
 from pyro_radial.infer.loss.elbo import TermsELBO, entropies
 from pyro_radial.infer.loss.terms import LossTerms, as_tensor
-from pyro_radial.infer.optim.joint import GraphOptimizer, unconstrained_parameters
+from pyro_radial.infer.step.optimizer import unconstrained_parameters
 
 # Losses of Pyro that compile their programs.
 JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
@@ -81,25 +80,17 @@ class Call(NamedTuple):
     attached: bool = False
     check: Callable[[LossTerms], None] | None = None
 
-    @property
-    def graph_optimizer(self) -> GraphOptimizer | None:
-        """The optimizer, if it is one whose update is a part of the graph of the loss, else None."""
-        if self.eager_optimizer_reason is None and isinstance(self.optimizer, GraphOptimizer):
-            return self.optimizer
-        return None
-
 
 class LossEvaluation(NamedTuple):
     """The result of an evaluation.
 
     :param loss: a 0-d tensor, or a vector if the program returns a tuple of losses; detached unless ``attached``.
-    :param gradients: one for each parameter; None if the loss does not depend on it, or if the graph has updated it.
+    :param gradients: one for each parameter; None if the loss does not depend on it, or if a graph has taken the step.
     :param parameters: the unconstrained parameters, by name in Pyro's store.
     :param terms: the terms of the loss; None for a loss without terms.
     :param nonfinite: a 0-d tensor, one if the loss is not finite.
     :param summary: the loss, negative log-likelihood and KL in nats per datum, if the loss has terms.
     :param hooked: whether the gradients' hooks have been called.
-    :param updated_in_graph: the parameters that a :class:`GraphOptimizer` has updated in the evaluation.
     :param mode: how the program ran; tensors of a captured program are overwritten by its next step.
     :param stepped: whether the evaluation included the whole step of the optimizer.
     :param attached: whether the loss is still attached to autograd, and the gradients here are None.
@@ -112,7 +103,6 @@ class LossEvaluation(NamedTuple):
     terms: LossTerms | None = None
     summary: Tensor | None = None
     hooked: bool = False
-    updated_in_graph: frozenset[Tensor] = frozenset()
     mode: Mode = Mode.AS_IT_IS
     stepped: bool = False
     attached: bool = False
@@ -135,7 +125,7 @@ def evaluate_loss(call: Call) -> LossEvaluation:
     earlier_gradients = _pop_gradients(
         [*stored_parameters().values(), *call.extra_parameters.values()]
     )
-    evaluation, _ = _run_program(call, differentiable)
+    evaluation = _run_program(call, differentiable)
     parameters = evaluation.parameters.values()
     attached = call.attached and call.gradients and differentiable
     if differentiable and call.gradients and not attached and evaluation.loss.requires_grad:
@@ -160,11 +150,11 @@ def evaluate_loss(call: Call) -> LossEvaluation:
 
 
 def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
-    """Run a program while its operations are recorded, with the gradients and the update of an optimizer as operations.
+    """Run a program while its operations are recorded, with the gradients as operations.
 
     :returns: the evaluation, and the leaf tensors that would get a gradient in ``SVI``.
     """
-    evaluation, trace = _run_program(call, differentiable=True)
+    evaluation = _run_program(call, differentiable=True)
     loss = evaluation.loss
     parameters = list(evaluation.parameters.values())
     gradients: Sequence[Tensor | None] = (None,) * len(parameters)
@@ -174,27 +164,12 @@ def evaluate_loss_in_graph(call: Call) -> tuple[LossEvaluation, list[Tensor]]:
         if parameters:
             with hooks_later(parameters):
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    updated_in_graph: frozenset[Tensor] = frozenset()
-    # Hooks that change gradients run after the graph, so the graph must not use the gradients.
-    if call.graph_optimizer is not None and not any(map(gradient_hooks, parameters)):
-        by_parameter = dict(zip(parameters, gradients, strict=True))
-        updated_in_graph = call.graph_optimizer.update_in_graph(
-            loss.detach(), by_parameter, _constrained_values(trace)
-        )
-        gradients = [
-            None if parameter in updated_in_graph else gradient
-            for parameter, gradient in by_parameter.items()
-        ]
-    evaluation = evaluation._replace(
-        loss=loss.detach(),
-        gradients=_in_separate_memory(gradients),
-        updated_in_graph=updated_in_graph,
-    )
+    evaluation = evaluation._replace(loss=loss.detach(), gradients=_in_separate_memory(gradients))
     return evaluation, leaves
 
 
-def _run_program(call: Call, differentiable: bool) -> tuple[LossEvaluation, poutine.Trace]:
-    """Run a program, and return an evaluation without gradients, whose loss is attached, and its parameters' trace."""
+def _run_program(call: Call, differentiable: bool) -> LossEvaluation:
+    """Run a program, and return an evaluation without gradients, whose loss is attached."""
     with poutine.trace(param_only=True) as param_trace:
         loss, terms = _loss_and_terms(call, differentiable)
     parameters = _parameters_in(param_trace.trace)
@@ -205,7 +180,7 @@ def _run_program(call: Call, differentiable: bool) -> tuple[LossEvaluation, pout
     # The tail-adaptive loss has gradients but no value.
     has_value = not isinstance(call.loss, TraceTailAdaptive_ELBO)
     nonfinite = ~torch.isfinite(loss.detach()) if has_value else torch.isnan(loss.detach())
-    evaluation = LossEvaluation(
+    return LossEvaluation(
         loss,
         (),
         parameters,
@@ -213,7 +188,6 @@ def _run_program(call: Call, differentiable: bool) -> tuple[LossEvaluation, pout
         terms=terms,
         summary=None if terms is None else _summary(terms),
     )
-    return evaluation, param_trace.trace
 
 
 def why_not_differentiable(loss: Any) -> str | None:
@@ -345,13 +319,3 @@ def _gradient_leaves(value: Tensor) -> list[Tensor]:
         visited |= next_nodes
         nodes.extend(next_nodes)
     return [node.variable for node in nodes if hasattr(node, "variable")]
-
-
-def _constrained_values(trace: poutine.Trace) -> dict[Tensor, Tensor]:
-    """Return the values of constrained parameters in a trace, by their unconstrained parameters."""
-    constrained: dict[Tensor, Tensor] = {}
-    for node in dict[str, Node](trace.nodes).values():
-        value = node["value"]
-        if hasattr(value, "unconstrained"):
-            constrained[value.unconstrained()] = value.detach()
-    return constrained

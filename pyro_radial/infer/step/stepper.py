@@ -17,13 +17,12 @@ from pyro_radial.infer.loss.not_finite import (
     find_not_finite,
     not_finite_error,
 )
-from pyro_radial.infer.optim.joint import (
-    GraphOptimizer,
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode, keep_terms
+from pyro_radial.infer.step.optimizer import (
     JointOptimizer,
     add_gradients,
     naming_devices,
 )
-from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode, keep_terms
 
 # Reading a loss waits for the device. So a GPU's losses are checked after this many steps, or after fewer if the
 # arguments of these steps take more bytes than MOST_BYTES.
@@ -86,9 +85,7 @@ class Stepper:
             self.optimizer.adopt(evaluation.parameters)
             add_gradients(evaluation.parameters_with_gradients())
         self._check(step, evaluations)
-        self.optimizer.apply(
-            updated_in_graph=bool(evaluations[-1].updated_in_graph), stepped=evaluations[-1].stepped
-        )
+        self.optimizer.apply(stepped=evaluations[-1].stepped)
         return evaluations
 
     def replace_optimizer(self, optimizer: JointOptimizer) -> None:
@@ -118,10 +115,7 @@ class Stepper:
         self._unchecked_steps.append(step)
         nonfinite = evaluations[0].nonfinite
         interval = self._interval or _usual_interval(step, nonfinite.device)
-        if isinstance(optimizer, GraphOptimizer):
-            # Its update in the graph of the loss reads this tensor.
-            self.stopped = optimizer.stopped
-        elif self.stopped is None:
+        if self.stopped is None:
             self.stopped = torch.zeros_like(nonfinite)
         for evaluation in evaluations:
             if evaluation.mode != Mode.CAPTURED:

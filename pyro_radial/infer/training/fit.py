@@ -6,7 +6,7 @@
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,18 +23,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from pyro_radial._pyro.checks import optional, positive_count, random_seed, warn
 from pyro_radial._pyro.types import Model
 from pyro_radial.infer.data import Batches, Rows
-from pyro_radial.infer.diagnose.arrival import Arrival, advise
 from pyro_radial.infer.diagnose.diagnose import not_standardized
-from pyro_radial.infer.diagnose.unseen_weights import give_priors
 from pyro_radial.infer.loss.elbo import TermsELBO
-from pyro_radial.infer.optim.joint import (
+from pyro_radial.infer.step.optimizer import (
     DEFAULT_OPTIM,
-    GuideOptim,
     Optim,
     check_optim,
     rise_and_fall,
 )
-from pyro_radial.infer.optim.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.predictive_widths import has_predictive_widths, hold_out
@@ -68,14 +64,11 @@ class FitResult:
         "validation_nll" in nats per datum if there is a validation.
     :param int best_epoch: the epoch whose parameters the guide now has: the best on validation, else the last.
     :param bool stopped_early: whether ``patience`` or the callback ended the training.
-    :param arrivals: with :class:`~pyro_radial.NaturalGradient`, how far the means and widths of each site that it
-        trains had come in that epoch: an :class:`~pyro_radial.infer.diagnose.arrival.Arrival` by name.
     """
 
     history: list[Record]
     best_epoch: int
     stopped_early: bool
-    arrivals: dict[str, Arrival] = field(default_factory=dict, compare=False)
 
 
 def fit(
@@ -110,9 +103,9 @@ def fit(
         ``Dataset`` of such items; or a ``DataLoader`` of one. NumPy arrays are converted.
     :param int epochs: the passes over the data.
     :param int batch_size: the rows of one optimizer step; a ``DataLoader``'s own by default, else 128.
-    :param optim: a function from parameters to a torch optimizer; a Pyro optimizer, whose settings may be a function of
-        a parameter's name, as with ``SVI``; or :class:`~pyro_radial.infer.NaturalGradient`. By default Adam at 1e-3;
-        with predictive widths SGD with momentum for classes, and else Adam at 2e-3, at rates that rise and fall.
+    :param optim: a function from parameters to a torch optimizer; or a Pyro optimizer, whose settings may be a function
+        of a parameter's name, as with ``SVI``. By default Adam at 1e-3; with predictive widths SGD with momentum for
+        classes, and else Adam at 2e-3, at rates that rise and fall.
     :param scheduler: a function from the optimizer to a torch scheduler; a Pyro scheduler, which replaces ``optim``; or
         "cosine" for learning rates that fall to zero over all steps along a cosine.
     :param loss: a :class:`~pyro_radial.TermsELBO` (the default) or :class:`~pyro_radial.FunctionalELBO`.
@@ -175,8 +168,6 @@ def fit(
             optim = partial(SGD, lr=SGD_RATE / len(rows), momentum=MOMENTUM)
             options = replace(options, clip_norm=options.clip_norm or MOST_NORM * len(rows))
         schedules[None] = partial(rise_and_fall, steps=steps)
-    if isinstance(optim, GuideOptim):
-        schedules[None] = partial(optim.scheduler, steps=steps)
     if scheduler in schedules:
         scheduler = schedules[scheduler]
         options = replace(options, scheduler_interval="step")
@@ -202,12 +193,9 @@ def fit(
     if file is not None:
         run.begin(file, saved, epochs)
     run.train(epochs, file, progress)
-    arrivals = run.end()
+    run.end()
     _warn(_find_divergence(run.progress, run.steps_done))
-    if isinstance(run.optimizer, NaturalGradientOptimizer):
-        arrivals = give_priors(model, guide, batches, run.optimizer.sites, arrivals)
-        _warn(advise(run.optimizer, arrivals, run.progress.best_epoch, epochs))
-    return FitResult(run.progress.history, run.progress.best_epoch, run.stopped, arrivals)
+    return FitResult(run.progress.history, run.progress.best_epoch, run.stopped)
 
 
 def _warn(advice: str | None) -> None:

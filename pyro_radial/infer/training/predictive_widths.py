@@ -14,10 +14,9 @@ from torch.optim import Adam
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.autoguide.per_site import LocScaleSite
+from pyro_radial.infer.autoguide.per_site import LocScaleSite, by_log_scale
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.loss.elbo import observed_sites, traces_of
-from pyro_radial.infer.optim.natural_gradient import by_log_scale
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.likelihoods import Categorical
@@ -77,16 +76,24 @@ class PredictiveWidths:
 
     :param rows: the held-out rows; a step draws the batch B from them.
     :param int steps: the number of steps of the means in the whole training.
+    :param int num_data: the number of training rows; the model takes no larger batch.
     """
 
     def __init__(
-        self, model: Model, guide: nn.Module, rows: Rows, device: torch.device, steps: int
+        self,
+        model: Model,
+        guide: nn.Module,
+        rows: Rows,
+        device: torch.device,
+        steps: int,
+        num_data: int,
     ) -> None:
         self._model = model
         self._guide = guide
         self._rows = rows
         self._device = device
         self._steps = steps
+        self._num_rows = min(NUM_ROWS, len(rows), num_data)
         # The guide of each site, with the name and the parameters of the site.
         self._sites: list[tuple[AutoPerSite, str, LocScaleSite]] = []
         for part in modules_of(AutoPerSite, guide):
@@ -115,7 +122,7 @@ class PredictiveWidths:
         interval = max(LEAST_INTERVAL, self._steps // NUM_STEPS)
         if number % interval or number >= self._steps:
             return
-        index = torch.randint(len(self._rows), (min(NUM_ROWS, len(self._rows)),), device="cpu")
+        index = torch.randint(len(self._rows), (self._num_rows,), device="cpu")
         x, y = self._rows.take(index)
         scales = [site.scale.requires_grad_() for _, _, site in self._sites]
         try:

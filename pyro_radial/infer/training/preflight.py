@@ -14,7 +14,7 @@ from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.data import num_rows
 from pyro_radial.infer.loss.terms import LossTerms
-from pyro_radial.infer.optim.joint import unconstrained_parameters
+from pyro_radial.infer.step.optimizer import unconstrained_parameters
 from pyro_radial.nn.modules import device_of, evaluating
 from pyro_radial.nn.supervised import find_network
 

@@ -25,19 +25,16 @@ from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.compiler.cache import Graphs
 from pyro_radial.infer.data import Batches, Rows, num_rows, split_batch
-from pyro_radial.infer.diagnose.arrival import Arrival, find_arrivals
 from pyro_radial.infer.loss.elbo import TermsELBO
 from pyro_radial.infer.loss.not_finite import check_parameters
-from pyro_radial.infer.optim.joint import (
-    GuideOptim,
+from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode, evaluate_loss, has_terms
+from pyro_radial.infer.step.optimizer import (
     JointOptimizer,
     Optim,
     check_fused_state,
     make_optimizer,
 )
-from pyro_radial.infer.optim.natural_gradient import NaturalGradientOptimizer
-from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.step.evaluation import Call, LossEvaluation, Mode, evaluate_loss, has_terms
 from pyro_radial.infer.step.stepper import Stepper
 from pyro_radial.infer.training.checkpoint import (
     Checkpoint,
@@ -65,7 +62,7 @@ SET_UP = 2**32
 STEPS_TO_CAPTURE, STEPS_TO_COMPILE = 100, 30_000
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
-CHECKPOINT_FORMAT = "fit 7"
+CHECKPOINT_FORMAT = "fit 8"
 # Attributes of a loss that a resumed run must share.
 LOSS_SETTINGS = ("num_particles", "vectorize_particles", "kl_weight", "weight_space_kl")
 
@@ -132,10 +129,12 @@ class TrainingRun:
                 loss(self._program, guide)(*first_rows)  # type: ignore[arg-type]
             #: Everything that an optimizer can change, by name.
             self.parameters = {**self._module_parameters(), **self._loose}
-            self.optimizer = self._make_optimizer(optim, first_rows)
+            self.optimizer = self._make_optimizer(optim)
             self._widths = None
             if held_out is not None:
-                self._widths = PredictiveWidths(model, guide, held_out, self.device, planned_steps)
+                self._widths = PredictiveWidths(
+                    model, guide, held_out, self.device, planned_steps, self.num_data
+                )
         # The learning rate of each group of parameters before any schedule.
         self._learning_rates = [float(group.get("lr", 0)) for group in self.optimizer.param_groups]
         self._graphs = None if mode == Mode.AS_IT_IS else Graphs()
@@ -233,7 +232,6 @@ class TrainingRun:
             record["validation_nll"] = self._validate(self.validation)
             if progress.improves(record["validation_nll"]):
                 improved = self._copy_modules()
-                improved["optimizer"] = self._optimizer_progress()
         progress.end_epoch(record, improved)
         self._schedule("epoch", record)
         return record
@@ -250,24 +248,10 @@ class TrainingRun:
         self._look()
         checkpoint.save(self._state())
 
-    def end(self) -> dict[str, Arrival]:
-        """Leave guide and model with the best parameters, and return how far they have come, if it is known."""
-        optimizer_progress = self._optimizer_progress()
+    def end(self) -> None:
+        """Leave guide and model with the best parameters."""
         if self.progress.best is not None:
             self._load_modules(self.progress.best)
-            optimizer_progress = self.progress.best["optimizer"]
-        kl_weight = self.progress.history[self.progress.best_epoch]["kl_weight"]
-        # A loss that compares functions has no KL of the weights.
-        if kl_weight == 0.0 or hasattr(self.loss, "function_site"):
-            return {}
-        rows = [*map(self.batches.num_rows, range(self.batches.per_epoch))]
-        return find_arrivals(optimizer_progress, rows, kl_weight)
-
-    def _optimizer_progress(self) -> State:
-        """Return what the optimizer knows of how far it has come."""
-        if isinstance(self.optimizer, NaturalGradientOptimizer):
-            return self.optimizer.progress()
-        return {}
 
     def _look(self) -> None:
         """Raise the error of a step since the last look, if its loss was not finite, or of a parameter that is not."""
@@ -305,10 +289,8 @@ class TrainingRun:
         is_compiled = self.mode == Mode.COMPILED and num_rows(call.args[0]) == self._usual_rows
         return self._graphs(call, compile_now=is_compiled)
 
-    def _make_optimizer(self, optim: Optim, batch: tuple[Batch, Batch]) -> Optimizer:
+    def _make_optimizer(self, optim: Optim) -> Optimizer:
         """Return an optimizer of all parameters that require gradients."""
-        if isinstance(optim, GuideOptim):
-            return optim.optimizer(self.model, self.guide, *batch)
         trained = {
             name: parameter
             for name, parameter in self.parameters.items()

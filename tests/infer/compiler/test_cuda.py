@@ -13,7 +13,7 @@ import torch
 from pyro.infer.autoguide import AutoDelta
 from torch.optim.lr_scheduler import ExponentialLR
 
-from pyro_radial import AutoRadial, CompiledSVI, NaturalGradient, TermsELBO, fit
+from pyro_radial import AutoRadial, CompiledSVI, TermsELBO, fit
 from pyro_radial.infer.compiler.cuda import MOST_CAPTURES
 from pyro_radial.infer.compiler.state import Refused
 from pyro_radial.infer.step.evaluation import Mode
@@ -63,7 +63,6 @@ def assert_captured_as_recorded(number, optim=FUSED, change=lambda svi, step: No
 OPTIMIZERS = {
     "fused Adam": (FUSED, True),
     "fused SGD": (partial(torch.optim.SGD, lr=1e-4, fused=True), True),
-    "natural gradient": (NaturalGradient(other_optim=FUSED), True),
     "Adam of Pyro": (pyro.optim.Adam({"lr": 0.01}), True),
     "ClippedAdam of Pyro": (pyro.optim.ClippedAdam({"lr": 0.01}), False),
 }
@@ -171,9 +170,8 @@ def test_a_scheduler_changes_rates_without_another_capture(device):
     assert device.captures == 1
 
 
-@pytest.mark.parametrize("optim", [FUSED, NaturalGradient(other_optim=FUSED)], ids=["Adam", "natural gradient"])
-def test_a_loss_that_is_not_finite_changes_nothing_and_is_named_later(optim, device):
-    svi = steps_of(optim, check_every=5)
+def test_a_loss_that_is_not_finite_changes_nothing_and_is_named_later(device):
+    svi = steps_of(FUSED, check_every=5)
     for _ in range(15):
         svi.step(X, Y)
     assert svi._latest.stepped
@@ -240,11 +238,9 @@ def test_evaluations_and_gradients_alone_are_not_captured(device):
     assert_same(gradients, {name: parameter.grad for name, parameter in svi.guide.named_parameters()})
 
 
-@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 def test_a_killed_run_of_captured_steps_ends_bit_for_bit_as_an_undisturbed_one(device, tmp_path, monkeypatch):
     def run(**settings):
-        optim = NaturalGradient(lr=0.05)
-        return trained(*problem("batch norm"), data=rows(), optim=optim, compile=True, **settings)[0]
+        return trained(*problem("batch norm"), data=rows(), optim=FUSED, compile=True, **settings)[0]
 
     undisturbed = run()
     assert device.captures

@@ -3,6 +3,8 @@
 
 """Training that goes on from a plain network, with a prior at its weights."""
 
+from functools import partial
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -10,7 +12,7 @@ import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty.metrics import accuracy
 
@@ -35,11 +37,12 @@ def trained():
 
 
 def accuracy_after_an_epoch(net, prior, guide_type):
-    """Before and after; the optimizer has its own learning rate, and few steps to do harm or good."""
+    """Before and after; there are few steps to do harm or good."""
     pyro.set_rng_seed(2)
     model = SupervisedModel(BayesianModule(net, prior), likelihoods.Categorical())
     guide = guide_type(model)
-    fit(model, guide, (X, Y), epochs=1, batch_size=20, optim=NaturalGradient(), seed=0, progress=False)
+    optim = partial(torch.optim.Adam, lr=0.01)
+    fit(model, guide, (X, Y), epochs=1, batch_size=20, optim=optim, seed=0, progress=False)
     return float(accuracy(net(X).softmax(-1), Y)), float(accuracy(predict(model, guide, X, 32).mean, Y))
 
 
@@ -63,9 +66,8 @@ def test_a_prior_can_have_its_center_at_the_weights_of_each_site():
     assert torch.equal(poutine.trace(bnn).get_trace(X).nodes["0.weight"]["fn"].mean, center)
 
 
-@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
-def test_an_epoch_of_natural_gradients_keeps_the_accuracy_of_a_trained_network(guide_type):
+def test_an_epoch_keeps_the_accuracy_of_a_trained_network(guide_type):
     before, after = accuracy_after_an_epoch(trained(), lambda name, p: dist.Normal(p, 0.1), guide_type)
     assert before > 0.95
     assert after > before - 0.02

@@ -17,7 +17,6 @@ from pyro_radial import (
     AutoRadial,
     BayesianModule,
     CompiledSVI,
-    NaturalGradient,
     SupervisedModel,
     TermsELBO,
     fit,
@@ -156,11 +155,14 @@ def test_what_does_not_fit_is_named():
         train(*classifier(), validation=(X.clone(), LABELS))
     with pytest.raises(ValueError, match="as many rows for the widths as there are classes, 50, got 40"):
         train(*embedding())
-    with pytest.raises(ValueError, match="guide must have widths='elbo' for NaturalGradient"):
-        train(*classifier(), optim=NaturalGradient())
     model, guide = classifier(families={"2.bias": families.MultivariateNormal()})
     with pytest.raises(ValueError, match=r"site '2\.bias' must have a family with one scale"):
         train(model, guide)
+
+
+def test_there_may_be_more_rows_for_the_widths_than_for_the_means():
+    result = train(*classifier(), data=(X[:50], LABELS[:50]), validation=(X[50:], LABELS[50:]))
+    assert len(result.history) == 4
 
 
 def test_a_score_that_is_not_finite_stops_with_the_site():

@@ -192,8 +192,7 @@ def test_a_process_killed_by_sigkill_while_it_writes_resumes_bit_for_bit(tmp_pat
 
 
 # The soak has all kinds. A stream is killed in test_train_stream_resume.py.
-@pytest.mark.filterwarnings("ignore:.*has not arrived:UserWarning")
-@pytest.mark.parametrize("kind", ["functional with walking points", "natural gradient"])
+@pytest.mark.parametrize("kind", ["functional with walking points", "scheduled"])
 def test_a_process_killed_at_a_random_moment_is_continued_by_another(kind):
     assert kill_and_resume(kind, 1) == (1, 1)
 

@@ -46,7 +46,6 @@ class MultivariateNormal(Family):
 
     with the parameter ``factor``, F of shape ``[elements, r]``, in place of ``scale_tril``: r directions can be wide,
     and the others are as wide as ``scale``. To normal priors, factorized or not, both have KLs in closed form.
-    :class:`~pyro_radial.NaturalGradient` leaves these sites to its ``others``.
 
     :param float init_stddev: the initial standard deviation of every element in unconstrained space; the guide's by
         default. Without a rank elements start independent, with one F starts random.

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import SVI, TraceMeanField_ELBO
 from torch.distributions import kl_divergence
 
-from pyro_radial import AutoMeanField, CompiledSVI, NaturalGradient, TermsELBO
+from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO
 from pyro_radial.continual import PriorChain
 from pyro_radial.infer.autoguide import families
 
@@ -175,26 +175,6 @@ def test_a_mini_batch_takes_the_covariances_of_its_rows(rank):
     rows = torch.tensor([4, 1])
     drawn = pyro.poutine.trace(guide).get_trace(rows).nodes["w"]["fn"]
     torch.testing.assert_close(drawn.covariance_matrix, guide.posterior()["w"].covariance_matrix[rows])
-
-
-def test_natural_gradients_leave_it_to_the_others():
-    def model():
-        a = pyro.sample("a", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        with pyro.plate("rows", 2):
-            pyro.sample("y", dist.Normal(a + b, 0.5), obs=torch.ones(2))
-
-    guide = AutoMeanField(model, families={"a": families.MultivariateNormal()})
-    guide.setup()
-    before = {name: value.clone() for name, value in guide.named_parameters()}
-    svi = CompiledSVI(model, guide, NaturalGradient(), TraceMeanField_ELBO(), compile=False)
-    for _ in range(3):
-        svi.step()
-    assert all(not torch.equal(value, before[name]) for name, value in guide.named_parameters())
-    alone = AutoMeanField(model, families={".": families.MultivariateNormal()})
-    alone.setup()
-    with pytest.raises(ValueError, match="guide must have a site with a normal or radial family"):
-        NaturalGradient().optimizer(model, alone)
 
 
 def test_an_event_that_is_too_large_is_refused_by_name():

@@ -5,7 +5,6 @@
 
 import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,9 +15,9 @@ import pyro
 import torch
 from pyro.optim import PyroLRScheduler, PyroOptim
 from pyro.poutine import Trace
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
@@ -27,57 +26,7 @@ from pyro_radial._pyro.compat import (
     pyro_settings,
     take_step,
 )
-from pyro_radial._pyro.types import Args, Kwargs, Model, Node
-
-
-class GuideOptim(ABC):
-    """The settings of an optimizer that is made for a model and its guide, not for a list of parameters."""
-
-    @abstractmethod
-    def optimizer(self, model: Model, guide: nn.Module, *args: Any, **kwargs: Any) -> Optimizer:
-        """Make the optimizer; ``args`` are those of the model and the guide."""
-
-    @abstractmethod
-    def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler:
-        """Make the schedule of the optimizer's learning rates for a run of ``steps`` steps."""
-
-
-class GraphOptimizer(Optimizer, ABC):
-    """An optimizer with a step that a graph of the loss can take.
-
-    As a graph of its own the step would have to read all gradients from memory again, which takes noticeably longer in
-    small batches.
-
-    A graph takes the step by :meth:`update_in_graph`, and :meth:`count_step` counts it on the host afterwards.
-    ``changed_tensors`` are the tensors that such a step changes. While ``stopped``, a 0-d tensor, is not zero, a step
-    changes nothing. ``other_optimizer`` is an ordinary optimizer of further parameters, or None.
-    """
-
-    other_optimizer: Optimizer | None
-    changed_tensors: list[Tensor]
-    stopped: Tensor
-
-    @abstractmethod
-    def write_rates(self) -> None:
-        """Write the rates of the next step where :meth:`update_in_graph` reads them."""
-
-    @abstractmethod
-    def update_in_graph(
-        self,
-        loss: Tensor,
-        gradients: Mapping[Tensor, Tensor | None],
-        scales: Mapping[Tensor, Tensor],
-    ) -> frozenset[Tensor]:
-        """Update parameters by operations that a graph can record, and return these parameters."""
-
-    @abstractmethod
-    def count_step(self) -> None:
-        """Count a step that :meth:`update_in_graph` has taken."""
-
-    @abstractmethod
-    def parameters_to_clip(self) -> list[Tensor]:
-        """Return the parameters with gradients to clip."""
-
+from pyro_radial._pyro.types import Node
 
 # The share of the steps in which learning rates rise.
 WARM_UP = 0.05
@@ -96,7 +45,7 @@ def rise_and_fall(optimizer: Optimizer, steps: int) -> LambdaLR:
     return LambdaLR(optimizer, factor)
 
 
-Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
+Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
 
 # The types of devices on which torch has fused steps.
 FUSED_ON = ("cpu", "cuda")
@@ -109,7 +58,7 @@ STARTS_TOGETHER = {"momentum"}
 class JointOptimizer:
     """Take steps of one torch optimizer; new parameters may appear at any step, as in ``SVI``.
 
-    :param optim: a torch optimizer, a Pyro optimizer, a function from parameters to an optimizer, or ``GuideOptim``.
+    :param optim: a torch optimizer, a Pyro optimizer, or a function from parameters to an optimizer.
     :param clip_norm: the largest norm of all gradients together; None for no clipping.
     """
 
@@ -134,7 +83,7 @@ class JointOptimizer:
         A parameter that was made again, as Pyro's decaying average of a baseline is in each step, takes the place of
         the former one and starts without state.
         """
-        if isinstance(self._optim, Optimizer | GuideOptim):
+        if isinstance(self._optim, Optimizer):
             return
         new_parameters: dict[str, Tensor] = {
             name: parameter
@@ -207,11 +156,6 @@ class JointOptimizer:
                     f"{saved['names']}"
                 )
 
-    def start(self, model: Model, guide: Any, args: Args, kwargs: Kwargs) -> None:
-        """Make the optimizer before the first loss if ``optim`` is a :class:`GuideOptim`."""
-        if isinstance(self._optim, GuideOptim) and self.optimizer is None:
-            self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
-
     @property
     def eager_reason(self) -> str | None:
         """Why the step must not be a part of a graph; None if it may be."""
@@ -226,27 +170,19 @@ class JointOptimizer:
         for parameter in optimizer_parameters(self.optimizer):
             parameter.grad = None
 
-    def apply(self, *, updated_in_graph: bool = False, stepped: bool = False) -> None:
+    def apply(self, *, stepped: bool = False) -> None:
         """Take a step on the gradients; parameters without a gradient do not change.
 
-        :param updated_in_graph: whether a graph has done the part of a :class:`GraphOptimizer`.
-        :param stepped: whether a graph has taken the whole step.
+        :param stepped: whether a graph has taken the step.
         """
         optimizer = self.optimizer
         if optimizer is None:
             return
-        if updated_in_graph or stepped:
-            if isinstance(optimizer, GraphOptimizer):
-                optimizer.count_step()
-                if optimizer.other_optimizer is not None and not stepped:
-                    take_step(optimizer.other_optimizer)
+        if stepped:
             mark_stepped(optimizer)
             return
         if self._clip_norm is not None:
-            clipped = optimizer_parameters(optimizer)
-            if isinstance(optimizer, GraphOptimizer):
-                clipped = optimizer.parameters_to_clip()
-            torch.nn.utils.clip_grad_norm_(clipped, self._clip_norm)
+            torch.nn.utils.clip_grad_norm_(optimizer_parameters(optimizer), self._clip_norm)
         for parameter, clips in self._clips.items():
             if parameter.grad is not None and clips.get("clip_norm") is not None:
                 torch.nn.utils.clip_grad_norm_(parameter, clips["clip_norm"])
@@ -440,8 +376,7 @@ DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
 def check_optim(optim: Any, argument: str = "optim") -> None:
     """Raise a ``ValueError`` that names the argument unless :func:`make_optimizer` can make an optimizer of this."""
     is_other_class = isinstance(optim, type) and not issubclass(optim, Optimizer)
-    makes_optimizers = callable(optim) or isinstance(optim, GuideOptim)
-    if isinstance(optim, Optimizer) or is_other_class or not makes_optimizers:
+    if isinstance(optim, Optimizer) or is_other_class or not callable(optim):
         raise ValueError(
             f"{argument} must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
             f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"

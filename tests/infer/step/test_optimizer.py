@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial import CompiledSVI, TermsELBO
-from pyro_radial.infer.optim.joint import make_optimizer, stored_names
+from pyro_radial.infer.step.optimizer import make_optimizer, stored_names
 from tests.helpers.runs import data, function_problem, problem, run_on
 
 

@@ -1,2 +1,0 @@
-# Copyright Contributors to the pyro_radial project.
-# SPDX-License-Identifier: Apache-2.0
