@@ -13,32 +13,25 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyro.distributions as dist
 import torch
-from sklearn.compose import make_column_transformer
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from torch import Tensor, nn
 
-from benchmarks.common import (
-    Form,
-    Job,
-    Pair,
-    Results,
-    Row,
-    compute_all,
-    flat_images,
-    main,
-    markdown_table,
-    perceptron,
-    uci_split,
+from benchmarks.common import Form, Job, Results, Row, compute_all, main, markdown_table
+from benchmarks.guides._sets import (
+    ADULT,
+    ALL_IMAGES,
+    LENET,
+    PERCEPTRON,
+    QUICKSTART,
+    README,
+    ROWS,
+    UCI,
+    data_of,
+    network_of,
 )
-from benchmarks.uncertainty._adult import CATEGORIES, adult
-from benchmarks.uncertainty._lenet import lenet
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
-from tutorials import image_sets
 
 PRIORS: dict[str, Any] = {
     "N(0, 1)": dist.Normal(0.0, 1.0),
@@ -51,18 +44,13 @@ PRIORS: dict[str, Any] = {
 }
 #: Those that are tried on all images; fewer, to save time.
 ON_ALL_IMAGES = ("N(0, 1)", "N(0, 0.3²)", "FanIn(1.41)")
-PERCEPTRON, LENET, ALL_IMAGES = IMAGES = ("784-200x4-10", "LeNet", "LeNet, 54,000 images")
-UCI = ("boston", "concrete", "energy", "power", "wine", "yacht")
-README, QUICKSTART, ADULT = "first example", "quickstart", "adult"
-SETS = (README, QUICKSTART, *UCI, ADULT, *IMAGES)
+SETS = (README, QUICKSTART, *UCI, ADULT, PERCEPTRON, LENET, ALL_IMAGES)
 
 
 class Size(NamedTuple):
-    """The sets, training images and rows of adult, rows to score, steps in general and for all images, and seeds."""
+    """The sets, rows to score, steps in general and for all images, and seeds."""
 
     sets: tuple[str, ...] = SETS
-    images: int = 8_000
-    adults: int = 4_000
     scored: int = 5_000
     steps: int = 3_600
     steps_for_all: int = 17_000
@@ -92,7 +80,7 @@ def run(output: Path, *, data_dir: Path, form: Form = "default", workers: int = 
 def one(name: str, prior: str, seed: int, size: Size, data_dir: Path) -> Row:
     """Train one network, and return the negative log density of the rows that are scored."""
     torch.manual_seed(seed)
-    (x, y), (others_x, others_y) = data_of(name, size, data_dir)
+    (x, y), (others_x, others_y) = data_of(name, size.scored, data_dir)
     torch.manual_seed(seed)
     likelihood: Any = likelihoods.Categorical() if y.dtype == torch.long else likelihoods.Gaussian(learn_scale=True)
     bnn = BayesianModule(network_of(name, x.shape[-1]), PRIORS[prior])
@@ -107,59 +95,6 @@ def one(name: str, prior: str, seed: int, size: Size, data_dir: Path) -> Row:
     torch.manual_seed(seed)
     draws = predict(model, guide, others_x, num_samples=64)
     return {"nll": -float(draws.log_prob(others_y).mean()), "seconds": seconds}
-
-
-def network_of(name: str, inputs: int) -> nn.Module:
-    """Return the network for a set."""
-    if name in (LENET, ALL_IMAGES):
-        return lenet(0.0)
-    if name == PERCEPTRON:
-        return perceptron((784, 200, 200, 200, 200, 10))
-    if name == QUICKSTART:
-        return nn.Sequential(
-            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            nn.Flatten(),
-            nn.Linear(128, 10),
-        )
-    outputs = 1 if name in UCI else 2
-    return perceptron((inputs, 50, outputs) if name != ADULT else (inputs, 100, 100, outputs))
-
-
-def data_of(name: str, size: Size, data_dir: Path) -> tuple[Pair, Pair]:
-    """Return rows for the training and rows to score."""
-    if name == README:
-        x = torch.randn(500 + size.scored, 2)
-        y = (x[:, 0] * x[:, 1] > 0).long()
-        return (x[:500], y[:500]), (x[500:], y[500:])
-    if name == QUICKSTART:
-        digits = image_sets.load("digits")
-        x = torch.cat([digits.train_images, digits.test_images])
-        y = torch.cat([digits.train_labels, digits.test_labels])
-        is_wrong = torch.rand(len(y)) < 0.2
-        others = (y + torch.randint(1, 10, y.shape)) % 10
-        return _parted(x, torch.where(is_wrong, others, y), 200, size.scored)
-    if name in IMAGES:
-        (x, y), _ = flat_images("fashion_mnist", data_dir)
-        if name != PERCEPTRON:
-            x = x.reshape(-1, 1, 28, 28).to(memory_format=torch.channels_last)
-        return _parted(x, y, 54_000 if name == ALL_IMAGES else size.images, size.scored)
-    if name == ADULT:
-        table, labels = adult(data_dir, "data")
-        numbers = [column for column in range(table.shape[1]) if column not in CATEGORIES]
-        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-        columns = make_column_transformer((encoder, CATEGORIES), (StandardScaler(), numbers))
-        encoded = torch.tensor(np.asarray(columns.fit_transform(table), dtype=np.float32))
-        return _parted(encoded, torch.tensor(labels).long(), size.adults, size.scored)
-    x, y = uci_split(data_dir, name, 0)["train"]
-    number = len(x) // 5
-    return _parted(x, y, len(x) - number, number)
-
-
-def _parted(x: Tensor, y: Tensor, number: int, scored: int) -> tuple[Pair, Pair]:
-    order = torch.randperm(len(x))
-    first, others = order[:number], order[number : number + scored]
-    return (x[first], y[first]), (x[others], y[others])
 
 
 def scores(results: Results, prior: str) -> dict[str, float]:
@@ -183,7 +118,7 @@ def report(results: Results) -> str:
     return f"""### Priors under predictive widths
 
 NLL of rows that no training sees, {seeds} (`python -m benchmarks.guides.priors --data-dir DIR`): \
-{results.setting["images"]:,} images of Fashion-MNIST, {results.setting["adults"]:,} rows of adult, four fifths of the \
+{ROWS[LENET]:,} images of Fashion-MNIST, {ROWS[ADULT]:,} rows of adult, four fifths of the \
 training rows of UCI sets; about {results.setting["steps"]:,} steps by `fit`'s defaults, and \
 {results.setting["steps_for_all"]:,} for 54,000 images. Targets of UCI sets are \
 standardized. The last columns say how far a prior is behind the best of its set, in the mean and at worst.

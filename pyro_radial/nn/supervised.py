@@ -117,7 +117,7 @@ class SupervisedModel(nn.Module):
             raise
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"the network of bnn{self._dtype()} failed{_find_layer(error)}, given {_describe_inputs(x)}: {error}"
+                f"the network of bnn{self._dtype()} failed{find_layer(error)}, given {_describe_inputs(x)}: {error}"
             ) from error
         f = for_likelihood(f, self.likelihood)
         if not isinstance(f, Tensor) and isinstance(self.likelihood, Likelihood):
@@ -212,7 +212,7 @@ def _describe_inputs(x: object) -> str:
     return ", ".join(shown)
 
 
-def _find_layer(error: Exception) -> str:
+def find_layer(error: Exception) -> str:
     """Return the innermost layer of the network that an error comes from, by its name in the network."""
     names: dict[nn.Module, str] = {}
     description = ""

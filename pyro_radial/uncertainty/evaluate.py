@@ -94,7 +94,7 @@ def evaluate(
     *,
     ood: Any = None,
     num_samples: int | None = None,
-    method: Literal["draws", "linearized", "probit"] = "draws",
+    method: Literal["draws", "linearized", "probit", "propagate"] = "draws",
     level: float = 0.9,
     progress: bool = True,
 ) -> Any:

@@ -17,7 +17,7 @@ from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Guide, Model
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global
 from pyro_radial.nn.linearized.linearization import Linearization, undisturbed
-from pyro_radial.nn.linearized.site_moments import site_moments, sites_of_network
+from pyro_radial.nn.linearized.site_moments import SiteMoments, site_moments, sites_of_network
 from pyro_radial.nn.modules import evaluating
 
 Marginals = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -73,6 +73,15 @@ def output_marginals(
     """
     if isinstance(guide, LinearizedGuide):
         return guide.joint_marginals(model)
+    mean, blocks = moments_for_network(model, joint_posterior(guide, x, method))
+    return linearized_marginals(model, Linearization(model, mean, blocks, function_site))
+
+
+def joint_posterior(guide: Guide, x: Tensor, method: str) -> dict[str, Any]:
+    """Return the distributions of all sites of a guide, or of a list of guides; none may be inside a plate.
+
+    :param x: a row of inputs, for a guide that takes inputs.
+    """
     guides: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
     draws = GuideDraws(guide)
     posterior: dict[str, Any] = {}
@@ -85,11 +94,15 @@ def output_marginals(
         posterior |= member.posterior()
     with one_at_a_time(), evaluating(guide):
         check_global(draws.draw(x), "method must be 'draws'", repr(method))
+    return posterior
+
+
+def moments_for_network(model: Model, posterior: dict[str, Any]) -> SiteMoments:
+    """Return the moments of a guide's sites, among them all that are parameters of the model's networks."""
     try:
-        mean, blocks = site_moments(posterior, sites_of_network(model))
+        return site_moments(posterior, sites_of_network(model))
     except ValueError as error:
         raise ValueError(f"guide: {error}") from None
-    return linearized_marginals(model, Linearization(model, mean, blocks, function_site))
 
 
 def linearized_marginals(model: Model, linear: Linearization) -> Marginals:
@@ -103,15 +116,22 @@ def linearized_marginals(model: Model, linear: Linearization) -> Marginals:
     return marginals
 
 
-def draw_normals(mean: Tensor, covariance: Tensor, num_samples: int) -> Tensor:
-    """Draw from normals, ``[N, S, O]``, with means ``[N, O]`` and covariances ``[N, O, O]``, which may be singular."""
+def draw_normals(
+    mean: Tensor, covariance: Tensor, num_samples: int, noise: Tensor | None = None
+) -> Tensor:
+    """Draw from normals, ``[N, S, O]``, with means ``[N, O]`` and covariances ``[N, O, O]``, which may be singular.
+
+    :param noise: standard normal numbers ``[S, O]`` for all rows; by default each row has its own.
+    """
     covariance = covariance.double()
     factor, info = torch.linalg.cholesky_ex(covariance)
     failed = info > 0
     if bool(failed.any()):
         values, vectors = torch.linalg.eigh(covariance[failed])
         factor[failed] = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
-    noise = torch.randn(
-        len(mean), num_samples, mean.shape[-1], dtype=mean.dtype, device=mean.device
-    )
+    if noise is None:
+        noise = torch.randn(
+            len(mean), num_samples, mean.shape[-1], dtype=mean.dtype, device=mean.device
+        )
+    noise = noise.expand(len(mean), num_samples, mean.shape[-1])
     return torch.baddbmm(mean.unsqueeze(1), noise, factor.to(mean).mT)
