@@ -49,6 +49,7 @@ RESULTS = "benchmarks/RESULTS.md"
 FILES = {
     "contributing": "CONTRIBUTING.md",
     "experiments": "benchmarks/README.md",
+    "index": "README.md",
     "past": "benchmarks/PAST.md",
     "results": RESULTS,
 }
@@ -152,7 +153,7 @@ def take_file(app: Sphinx, docname: str, source: list[str]) -> None:
     # The page has a title of its own.
     text = re.sub(r"^##? .*\n", "", text, count=1, flags=re.M)
     text = re.sub(r'<a id="([^"]+)"></a>', r"(\1)=", text)
-    to_file = r"(?<!!)\[([^\]]+)\]\(([^)#]+\.md)[^)]*\)"
+    to_file = r"(?<!!)\[([^\]]+)\]\(([^)#]+\.md)(?:#([^)]*))?\)"
     text = re.sub(to_file, lambda match: _to_page(path.parent, *match.groups()), text)
     text = re.sub(r"(!\[[^\]]*\]\()", rf"\1{os.path.relpath(path.parent, (DOCS / docname).parent)}/", text)
     source[0] = source[0].replace("FILE", text, 1)
@@ -178,7 +179,13 @@ def describe_plots(app: Sphinx, doctree: document) -> None:
             plot["alt"] = f"Plot: {section.next_node(title).astext()}"
 
 
-def _to_page(folder: Path, text: str, target: str) -> str:
-    """A link to a file as one to its page, or its bare text where it has none."""
-    page = PAGE_OF.get((folder / target).resolve())
+def _to_page(folder: Path, text: str, target: str, anchor: str | None) -> str:
+    """A link to a file as one to its page, or to its anchor on the site, or its bare text where it has neither."""
+    file = (folder / target).resolve()
+    # Anchors of experiments have a dot; others are those of headings, which the page may have elsewhere.
+    if anchor and "." in anchor:
+        return f"[{text}](#{anchor})"
+    if DOCS in file.parents:
+        return f"[{text}](/{file.relative_to(DOCS)})"
+    page = PAGE_OF.get(file)
     return text if page is None else f"[{text}](/{page}.md)"

@@ -182,10 +182,3 @@ def test_the_table_of_all_methods_has_the_numbers_of_the_results():
         names = ("accuracy", "nll", "calibration_error", "auroc_mnist", "seconds")
         for name, number, digits in zip(names, numbers, (3, 3, 3, 3, 0), strict=False):
             assert number == pytest.approx(mean(row[name] for row in own), abs=0.51 * 10**-digits), (method, name)
-
-
-def test_the_index_has_the_problems_of_the_readme():
-    readme = (ROOT / "README.md").read_text()
-    wanted = re.findall(r"^\| ([^|]*?) \|.*\|.*\|$", readme.split("## Your problem")[1].split("\n## ")[0], re.MULTILINE)
-    found = re.findall(r"^\| ([^|]*?) \|.*\|.*\|$", (DOCS / "index.md").read_text(), re.MULTILINE)
-    assert found == wanted
