@@ -27,10 +27,11 @@ from torch.fx import GraphModule
 from pyro_radial._pyro.compat import compile_library, load_library
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.compiler.inductor import (
+    SLOW,
     GraphFunction,
     Options,
     draw_noise,
-    is_right,
+    find_fault,
     trial_options,
 )
 from pyro_radial.infer.compiler.noise import split_noise
@@ -135,10 +136,11 @@ class BackgroundCode:
     def _checked(self, code: GraphFunction, tensors: Sequence[Tensor]) -> GraphFunction | None:
         """Return code with its noise if it agrees with the graph; else go on to the next options, and return None."""
         draw = self._draw
-        if is_right(code, self._jobs[0].module, draw_noise(tensors, draw)):
+        fault = find_fault(code, self._jobs[0].module, draw_noise(tensors, draw), timed=True)
+        if fault is None:
             return lambda *tensors: code(*tensors, *draw())
-        if len(self._jobs) == 1:
-            raise Refused("inductor's code gives other numbers than the graph")
+        if len(self._jobs) == 1 or fault == SLOW:
+            raise Refused(fault)
         del self._jobs[0]
         self._has_looked = False
         return None

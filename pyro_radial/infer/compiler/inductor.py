@@ -4,6 +4,7 @@
 """Compile recorded graphs by inductor, with random numbers as inputs, and check the code against the graph."""
 
 import math
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -33,6 +34,12 @@ CACHE_SIZE = 64
 # larger.
 MOST_ROUNDING = 0.01
 SMALL = 1e-3
+# Code is slow if it takes this many times as long as its graph, in the fastest of so many runs. Large graphs have one
+# run, so that no step stands out.
+MOST_SLOWER, TIMED_RUNS, MOST_SECONDS = 1.5, 5, 0.1
+#: Why code is not used.
+WRONG = "inductor's code gives other numbers than the graph"
+SLOW = "inductor's code takes longer than the graph"
 
 #: Settings of inductor by name.
 Options = Mapping[str, Any]
@@ -68,12 +75,12 @@ def _compile(
         try:
             for trial in trial_options(options):
                 code = compile_graph(module, tensors, trial)
-                if is_right(code, module, tensors):
+                if find_fault(code, module, tensors) is None:
                     return code
         except CompilerMissingError as error:
             warn(f"no compiler on this machine, so graphs run as recorded: {error}")
             return None
-    warn("inductor's code gives other numbers than the graph, so the graph runs as recorded")
+    warn(f"{WRONG}, so the graph runs as recorded")
     return None
 
 
@@ -90,8 +97,13 @@ def draw_noise(tensors: Sequence[Tensor], draw: Draw) -> list[Tensor]:
 
 
 @torch.no_grad()
-def is_right(code: GraphFunction, module: GraphModule, tensors: Sequence[Tensor]) -> bool:
-    """Return whether code gives what its graph gives: the same results and changes of tensors, up to rounding."""
+def find_fault(
+    code: GraphFunction, module: GraphModule, tensors: Sequence[Tensor], *, timed: bool = False
+) -> str | None:
+    """Return ``WRONG`` if results or changes of tensors differ from the graph's by more than rounding, else None.
+
+    :param timed: whether to return ``SLOW`` for right code that takes longer than the graph on a CPU.
+    """
     changed = ChangedTensors()
     values: list[list[Tensor]] = []
     for function, noting in ((module, changed), (code, nullcontext())):
@@ -99,7 +111,31 @@ def is_right(code: GraphFunction, module: GraphModule, tensors: Sequence[Tensor]
             outputs = function(*tensors)
         values.append([tensor.clone() for tensor in (*outputs, *changed.tensors())])
         restore_tensors(changed.originals)
-    return agree(values[1], values[0], MOST_ROUNDING)
+    if not agree(values[1], values[0], MOST_ROUNDING):
+        return WRONG
+    return SLOW if timed and _is_slow(code, module, tensors, changed.originals) else None
+
+
+def _is_slow(
+    code: GraphFunction,
+    module: GraphModule,
+    tensors: Sequence[Tensor],
+    originals: Sequence[tuple[Tensor, Tensor]],
+) -> bool:
+    """Return whether code takes longer than its graph; ``originals`` restore what a run changes."""
+    if _devices(tensors):
+        return False
+    fastest: dict[GraphFunction, float] = {module: math.inf, code: math.inf}
+    begin = time.perf_counter()
+    for _ in range(TIMED_RUNS):
+        for function in fastest:
+            start = time.perf_counter()
+            function(*tensors)
+            fastest[function] = min(fastest[function], time.perf_counter() - start)
+            restore_tensors(originals)
+        if time.perf_counter() - begin > MOST_SECONDS:
+            break
+    return fastest[code] > MOST_SLOWER * fastest[module]
 
 
 def _devices(tensors: Sequence[Tensor]) -> set[int]:

@@ -3,6 +3,7 @@
 
 """Compiled code gets its noise, and is used only where it gives what the graph gives."""
 
+import time
 from contextlib import nullcontext
 
 import pyro
@@ -87,3 +88,19 @@ def test_wrong_code_is_not_used(monkeypatch, fault):
     assert (code is graph.module) != is_usable
     assert torch.equal(torch.get_rng_state(), noise)
     assert all(map(torch.equal, loss.model.buffers(), buffers))
+
+
+def test_right_code_that_takes_much_longer_is_slow():
+    """A layer that a run changes, and code that does the same after a rest."""
+    state = torch.zeros(3)
+    module = torch.fx.symbolic_trace(lambda x, total: (total.add_(x).square(),))
+
+    def resting(*tensors):
+        time.sleep(0.005)
+        return module(*tensors)
+
+    tensors = [torch.ones(3), state]
+    assert inductor.find_fault(resting, module, tensors, timed=True) == inductor.SLOW
+    assert inductor.find_fault(resting, module, tensors) is None
+    assert inductor.find_fault(lambda *tensors: module(*tensors), module, tensors, timed=True) is None
+    assert not state.any()
