@@ -376,25 +376,28 @@ class Bernoulli(Likelihood):
 
 
 class Gaussian(Likelihood):
-    r"""Real numbers with one noise level: :math:`y \sim N(f, \sigma^2)` for each output.
+    r"""Real numbers with a noise level: :math:`y_k \sim N(f_k, \sigma_k^2)` for each output.
 
-    The noise level is fixed at ``scale``. With ``learn_scale`` it is a parameter that starts there. With
-    ``precision_prior`` it is random: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, for
-    example under the ``Gamma(6, 6)`` of Hernández-Lobato and Adams (2015), "Probabilistic Backpropagation". The
-    deterministic site ``"noise_scale"`` records it, in the units of ``y``.
+    The noise level is fixed at ``scale``, one number for all outputs or a tensor with one for each. With
+    ``learn_scale`` it is a parameter that starts there. With ``precision_prior`` it is random and the same for all
+    outputs: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, for example under the
+    ``Gamma(6, 6)`` of Hernández-Lobato and Adams (2015), "Probabilistic Backpropagation". The deterministic site
+    ``"noise_scale"`` records it, in the units of ``y``.
 
     :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`.
-    :param float scale: the noise's standard deviation, or its first value; 1 by default.
+    :param scale: the noise's standard deviation, or its first value, a number or a tensor ``[*outputs]``; 1 by default.
     :param bool learn_scale: whether to train it.
     :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
-    :raises ValueError: naming an argument out of range, or given together with ``precision_prior``.
+    :raises ValueError: naming an argument out of range, or given together with ``precision_prior``; in a call, naming
+        ``scale`` if its shape is not that of the outputs.
 
     Example::
 
-        >>> likelihood = Gaussian(num_data=100, scale=0.1)
-        >>> likelihood.observation(torch.zeros(5, 1), scale=torch.tensor(0.1)).batch_shape
-        torch.Size([5])
+        >>> likelihood = Gaussian(num_data=100, scale=torch.tensor([0.1, 2.0]))
+        >>> f = torch.zeros(5, 2)
+        >>> likelihood.observation(f, **likelihood.noise(f)).stddev[0]
+        tensor([0.1000, 2.0000])
     """
 
     noise_sites = {"scale": "noise_scale"}
@@ -404,12 +407,13 @@ class Gaussian(Likelihood):
         *,
         num_data: int | None = None,
         event_dim: int = 1,
-        scale: float | None = None,
+        scale: float | Tensor | None = None,
         learn_scale: bool = False,
         precision_prior: TorchDistributionMixin | None = None,
     ) -> None:
         super().__init__(num_data=num_data, event_dim=event_dim)
         self.precision_prior: Following | None = None
+        self._scale_shape = torch.Size()
         if precision_prior is not None:
             if scale is not None or learn_scale:
                 raise ValueError(
@@ -418,15 +422,38 @@ class Gaussian(Likelihood):
             _check_positive_scalar("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
-        self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
+        first_scale: Any = 1.0 if scale is None else scale
+        if isinstance(first_scale, Tensor):
+            self._scale_shape = first_scale.shape
+        if self._scale_shape.numel() == 1:
+            first_scale = positive_float("scale", first_scale)
+        else:
+            first_scale = _positive_numbers("scale", first_scale)
         if learn_scale:
             # last_layer_laplace asks whether the scale was trained.
-            self._first_scale = self.scale
-            self.scale = PyroParam(torch.tensor(self._first_scale), constraints.softplus_positive)
+            self._first_scale = first_scale
+            self.scale: Any = PyroParam(torch.as_tensor(first_scale), constraints.softplus_positive)
+        elif isinstance(first_scale, Tensor):
+            self.register_buffer("scale", first_scale, persistent=False)
+        else:
+            self.scale = first_scale
+
+    def check_output(self, f: Tensor) -> None:
+        """Raise a ValueError naming ``f``, or ``scale`` if it does not have a number for each output."""
+        super().check_output(f)
+        outputs = f.shape[f.dim() - self.event_dim :]
+        if self._scale_shape not in ((), outputs):
+            raise ValueError(
+                f"scale must be one number or have the shape {tuple(outputs)} of the outputs of one row at site "
+                f"{FUNCTION_SITE!r}, got {tuple(self._scale_shape)}"
+            )
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """Return the normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
-        return dist.Normal(f, append_dims(noise["scale"], self.event_dim)).to_event(self.event_dim)
+        """Return the normal distribution around ``f``; ``scale`` is ``[*draws, B]`` or ``[*draws, B, *outputs]``."""
+        scale = noise["scale"]
+        if self._scale_shape.numel() == 1:
+            scale = append_dims(scale, self.event_dim)
+        return dist.Normal(f, scale).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """``f`` itself."""
@@ -434,7 +461,7 @@ class Gaussian(Likelihood):
 
     @pyro_method
     def noise(self, f: Tensor) -> dict[str, Tensor]:
-        """Return the standard deviation as ``scale``, of shape ``()`` or that of the draws."""
+        """Return the standard deviation as ``scale``, of shape ``()``, ``[*outputs]`` or that of the draws."""
         if self.precision_prior is not None:
             scale = pyro.sample("precision", self.precision_prior(f)).rsqrt()
         else:
@@ -639,6 +666,13 @@ def check_any_observed(masks: Iterable[Tensor]) -> None:
         raise ValueError(
             "y must hold at least one target in each batch, got only missing ones; leave out such rows"
         )
+
+
+def _positive_numbers(argument: str, numbers: Tensor) -> Tensor:
+    """Return a copy as real numbers, or raise a ValueError that names the argument if one is not positive and finite."""
+    if not numbers.numel() or not bool(((numbers > 0) & numbers.isfinite()).all()):
+        raise ValueError(f"{argument} must hold positive finite numbers, got {numbers.tolist()}")
+    return numbers.detach() * 1.0
 
 
 def _check_positive_scalar(argument: str, distribution: TorchDistributionMixin) -> None:

@@ -67,6 +67,20 @@ CASES = {
     "gaussian": (Gaussian(num_data=N, scale=0.3), (2,), (2,), None, lambda f, y: stats.norm.logpdf(y, f, 0.3).sum(-1)),
     "flat gaussian": (Gaussian(num_data=N, event_dim=0), (), (), None, lambda f, y: stats.norm.logpdf(y, f, 1.0)),
     "learned": (Gaussian(num_data=N, learn_scale=True), (1,), (1,), None, lambda f, y: stats.norm.logpdf(y, f)[:, 0]),
+    "noise of each": (
+        Gaussian(num_data=N, scale=torch.tensor([0.3, 2.0]), learn_scale=True),
+        (2,),
+        (2,),
+        None,
+        lambda f, y: stats.norm.logpdf(y, f, [0.3, 2.0]).sum(-1),
+    ),
+    "noise of pixels": (
+        Gaussian(num_data=N, event_dim=2, scale=1.0 + torch.arange(6.0).reshape(2, 3)),
+        (2, 3),
+        (2, 3),
+        None,
+        lambda f, y: stats.norm.logpdf(y, f, 1.0 + np.arange(6.0).reshape(2, 3)).sum((1, 2)),
+    ),
     "heteroscedastic": (HeteroscedasticGaussian(num_data=N), (4,), (2,), None, log_prob_with_two_halves),
     "poisson": (Poisson(num_data=N), (2,), (2,), 5, lambda f, y: stats.poisson.logpmf(y, f.exp().numpy()).sum(-1)),
     "counts": (NegativeBinomial(num_data=N, concentration=3.0), (2,), (2,), 9, log_prob_of_counts),
@@ -163,6 +177,28 @@ class TestNoise:
         # It is the softplus of the parameter.
         slope = (above - below).item() / 0.002 * parameter.sigmoid().item()
         assert parameter.grad.item() == pytest.approx(slope, rel=1e-3)
+
+    def test_the_noise_of_each_output_is_learned(self):
+        pyro.set_rng_seed(0)
+        stddevs = torch.tensor([0.1, 2.0])
+        model = SupervisedModel(BayesianModule(nn.Linear(1, 2)), Gaussian(scale=torch.ones(2), learn_scale=True))
+        x = torch.randn(400, 1)
+        y = stddevs * torch.randn(400, 2)
+        optim = partial(torch.optim.Adam, lr=0.02)
+        fit(model, AutoMeanField(model), (x, y), epochs=300, batch_size=400, optim=optim, progress=False)
+        # The standard error is 1 / sqrt(800).
+        torch.testing.assert_close(model.likelihood.scale.detach(), stddevs, rtol=0.12, atol=0.0)
+
+    def test_a_given_noise_of_each_output_moves_with_the_model_and_is_not_saved(self):
+        likelihood = Gaussian(scale=torch.tensor([1, 2]))
+        assert not list(likelihood.parameters())
+        assert not likelihood.state_dict()
+        assert likelihood.double().scale.dtype == torch.float64
+
+    @pytest.mark.parametrize("scale", [torch.ones(3), torch.ones(1), torch.ones(2, 1), torch.ones(B, 2)])
+    def test_a_noise_of_another_shape_is_named(self, scale):
+        with pytest.raises(ValueError, match=r"scale must be one number or have the shape \(2,\) of the outputs"):
+            Gaussian(scale=scale)(torch.zeros(B, 2), torch.zeros(B, 2))
 
     def test_a_given_concentration_is_recorded_and_not_trained(self):
         likelihood = NegativeBinomial(num_data=N, concentration=3.0, learn_concentration=False)

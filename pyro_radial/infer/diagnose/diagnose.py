@@ -468,7 +468,7 @@ def not_standardized(model: object, x: Batch, y: Batch) -> str | None:
             continue
         mean = float(observed_targets.mean())
         spread = float(observed_targets.std(0, correction=0).max())
-        least = LEAST_SPREAD * min(1.0, float(getattr(output, "scale", 1.0)))
+        least = LEAST_SPREAD * min(1.0, float(torch.as_tensor(getattr(output, "scale", 1.0)).min()))
         if _largest(observed_targets) > MOST_OF_TARGET or 0.0 < spread < least:
             problems.append(
                 f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}"

@@ -71,6 +71,11 @@ REGRESSION = {
         REALS,
         lambda s, f, noise: torch.distributions.Normal(f, 0.4),
     ),
+    "noise of each output": (
+        likelihoods.Gaussian(num_data=POINTS, scale=torch.tensor([0.4])),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.4),
+    ),
     "random noise": (
         likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA),
         REALS,
