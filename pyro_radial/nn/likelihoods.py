@@ -15,10 +15,17 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam, pyro_method
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float, warn
+from pyro_radial._pyro.checks import (
+    check_types,
+    positive_count,
+    positive_float,
+    proper_fraction,
+    warn,
+)
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.counts import StableNegativeBinomial, StablePoisson
 from pyro_radial.distributions.numerics import append_dims
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.site_priors import Following
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "Likelihood",
     "NegativeBinomial",
     "Poisson",
+    "ZeroInflated",
 ]
 
 #: The deterministic site that records the network's output, the values of a function.
@@ -595,6 +603,62 @@ class NegativeBinomial(Poisson):
         return {"concentration": pyro.deterministic("concentration", _like(f, self.concentration))}
 
 
+class ZeroInflated(Likelihood):
+    r"""Counts with more zeros than a Poisson or a negative binomial has, such as visits of which many cannot happen.
+
+    .. math:: p(y \mid f) = \pi\, [y = 0] + (1 - \pi)\, p_0(y \mid f), \qquad E[y] = (1 - \pi)\, e^f
+
+    The gate :math:`\pi`, the same for all outputs, is the probability of an extra zero. It is a parameter; with
+    ``learn_gate=False`` it stays as given. The deterministic site ``"gate"`` records it. If the network explains the
+    zeros as small means, the gate goes to zero.
+
+    Source: Lambert (1992), "Zero-Inflated Poisson Regression, with an Application to Defects in Manufacturing".
+
+    :param Poisson likelihood: :math:`p_0`, a :class:`Poisson` or :class:`NegativeBinomial`, whose ``num_data`` and
+        ``event_dim`` hold here.
+    :param float gate: :math:`\pi`, or its first value, between zero and one.
+    :param bool learn_gate: whether to train it.
+    :raises ValueError: naming an argument out of range, or a likelihood that is not one of counts.
+
+    Example::
+
+        >>> likelihood = ZeroInflated(Poisson(), gate=0.25)
+        >>> f = torch.zeros(1, 1)
+        >>> likelihood.observation(f, **likelihood.noise(f)).log_prob(torch.zeros(1, 1)).exp()
+        tensor([0.5259], grad_fn=<ExpBackward0>)
+    """
+
+    def __init__(self, likelihood: Poisson, *, gate: float = 0.1, learn_gate: bool = True) -> None:
+        # NegativeBinomial is one too.
+        check_types(Poisson, likelihood=likelihood)
+        super().__init__(num_data=likelihood.num_data, event_dim=likelihood.event_dim)
+        self.likelihood = likelihood
+        self.noise_sites = {"gate": "gate", **likelihood.noise_sites}
+        self.gate: Any = proper_fraction("gate", gate)
+        if learn_gate:
+            self.gate = PyroParam(torch.tensor(self.gate), constraints.unit_interval)
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """Return the counts of the likelihood with extra zeros; ``gate`` broadcasts with ``[*draws, B]``."""
+        gate = append_dims(noise.pop("gate"), self.event_dim)
+        counts = leaf(self.likelihood.observation(f, **noise))
+        return dist.ZeroInflatedDistribution(counts, gate=gate).to_event(self.event_dim)
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """Return the mean with the extra zeros."""
+        return (1 - _like(f, self.gate).detach()) * self.likelihood.inverse_link(f)
+
+    @pyro_method
+    def noise(self, f: Tensor) -> dict[str, Tensor]:
+        """Return the gate, of shape ``()``, and the noise of the likelihood."""
+        gate = pyro.deterministic("gate", _like(f, self.gate))
+        return {"gate": gate, **self.likelihood.noise(f)}
+
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise a ValueError naming ``y`` for a number that is not a count."""
+        self.likelihood.check_target_values(f, y)
+
+
 #: By the way that a likelihood makes its distribution: what it takes, and functions that no network should end in, by
 #: torch's names. A logarithm of probabilities is as good as logits to a softmax.
 LINKS: dict[Callable[..., object], tuple[str, tuple[str, ...]]] = {
@@ -603,6 +667,7 @@ LINKS: dict[Callable[..., object], tuple[str, tuple[str, ...]]] = {
     HeteroscedasticGaussian.observation: ("raw scales", ("Softplus", "Exp")),
     Poisson.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
     NegativeBinomial.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
+    ZeroInflated.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
 }
 # These only move numbers or change their dtype. Of joined tensors, the last one is looked at.
 MOVES = re.compile(
@@ -669,7 +734,7 @@ def check_any_observed(masks: Iterable[Tensor]) -> None:
 
 
 def _positive_numbers(argument: str, numbers: Tensor) -> Tensor:
-    """Return a copy as real numbers, or raise a ValueError that names the argument if one is not positive and finite."""
+    """Return a copy as real numbers, or raise a ValueError naming the argument if one is not positive and finite."""
     if not numbers.numel() or not bool(((numbers > 0) & numbers.isfinite()).all()):
         raise ValueError(f"{argument} must hold positive finite numbers, got {numbers.tolist()}")
     return numbers.detach() * 1.0

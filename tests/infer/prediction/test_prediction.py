@@ -61,6 +61,11 @@ REGRESSION = {
         COUNTS,
         lambda s, f, noise: torch.distributions.NegativeBinomial(2.0, logits=f - math.log(2.0)),
     ),
+    "extra zeros": (
+        likelihoods.ZeroInflated(likelihoods.Poisson(num_data=POINTS), gate=0.25),
+        COUNTS,
+        lambda s, f, noise: dist.ZeroInflatedPoisson(f.exp(), gate=torch.tensor(0.25)),
+    ),
     "fixed noise": (
         likelihoods.Gaussian(num_data=POINTS, scale=0.3),
         REALS,
