@@ -117,7 +117,7 @@ class SupervisedModel(nn.Module):
             raise
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"the network of bnn{self._dtype()} failed{find_layer(error)}, given {_describe_inputs(x)}: {error}"
+                f"the network of bnn{self._dtype()} failed{find_layer(error)}, given {describe_inputs(x)}: {error}"
             ) from error
         f = for_likelihood(f, self.likelihood)
         if not isinstance(f, Tensor) and isinstance(self.likelihood, Likelihood):
@@ -207,7 +207,7 @@ def likelihood_names(likelihood: object) -> set[str]:
     return names
 
 
-def _describe_inputs(x: object) -> str:
+def describe_inputs(x: object) -> str:
     """Return the shapes, dtypes and devices of a network's inputs, for an error."""
     inputs = inputs_of(x)
     shown = []
