@@ -76,6 +76,8 @@ class _BayesianEstimator(BaseEstimator):
     def _read(self, X: Any, y: Any, sample_weight: Any, **checks: Any) -> Any:
         """Return inputs, targets and weights, without the rows of weight zero."""
         X = self._read_inputs(X, fitting=True)
+        if checks.get("y_numeric"):
+            y = _numeric(y)
         _, y = check_X_y(np.zeros((len(X), 1)), y, estimator=self, **checks)
         weights = _check_sample_weight(sample_weight, y, dtype=np.float64)
         if (weights < 0).any() or not weights.any():
@@ -294,6 +296,19 @@ class BayesianRegressor(RegressorMixin, _BayesianEstimator):
     def _in_units(self, y: np.ndarray) -> np.ndarray:
         """Convert targets to the units and the shape of the training's."""
         return self.target_scaler_.inverse_transform(y).reshape(len(y), *self._shape)
+
+
+def _numeric(y: Any) -> Any:
+    """Return targets, texts of numbers as numbers, or raise a ValueError naming ``y`` if a text is none."""
+    texts = np.asarray(y)
+    if y is None or texts.dtype.kind not in "OUS":
+        return y
+    try:
+        return texts.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"y must hold numbers, not labels: {error}; BayesianClassifier takes classes"
+        ) from error
 
 
 def _seed(random_state: Any) -> int:

@@ -360,6 +360,12 @@ def test_faults_of_a_regressor_are_named():
         BayesianRegressor().sample_y(X)
 
 
+@pytest.mark.parametrize("y", [["a", "b"] * 10, np.array(["1.5", "high"] * 10, dtype=object)])
+def test_a_regressor_of_labels_names_y(y):
+    with pytest.raises(ValueError, match=r"y must hold numbers, not labels: .*; BayesianClassifier takes classes"):
+        BayesianRegressor(epochs=1).fit(np.ones((20, 2)), y)
+
+
 def test_tools_of_scikit_learn_take_the_estimators():
     x, y = load_wine(return_X_y=True)
     # Forked processes need not import torch.

@@ -15,10 +15,17 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam, pyro_method
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float, warn
+from pyro_radial._pyro.checks import (
+    check_types,
+    positive_count,
+    positive_float,
+    proper_fraction,
+    warn,
+)
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.counts import StableNegativeBinomial, StablePoisson
 from pyro_radial.distributions.numerics import append_dims
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.site_priors import Following
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "Likelihood",
     "NegativeBinomial",
     "Poisson",
+    "ZeroInflated",
 ]
 
 #: The deterministic site that records the network's output, the values of a function.
@@ -376,25 +384,28 @@ class Bernoulli(Likelihood):
 
 
 class Gaussian(Likelihood):
-    r"""Real numbers with one noise level: :math:`y \sim N(f, \sigma^2)` for each output.
+    r"""Real numbers with a noise level: :math:`y_k \sim N(f_k, \sigma_k^2)` for each output.
 
-    The noise level is fixed at ``scale``. With ``learn_scale`` it is a parameter that starts there. With
-    ``precision_prior`` it is random: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, for
-    example under the ``Gamma(6, 6)`` of Hernández-Lobato and Adams (2015), "Probabilistic Backpropagation". The
-    deterministic site ``"noise_scale"`` records it, in the units of ``y``.
+    The noise level is fixed at ``scale``, one number for all outputs or a tensor with one for each. With
+    ``learn_scale`` it is a parameter that starts there. With ``precision_prior`` it is random and the same for all
+    outputs: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, for example under the
+    ``Gamma(6, 6)`` of Hernández-Lobato and Adams (2015), "Probabilistic Backpropagation". The deterministic site
+    ``"noise_scale"`` records it, in the units of ``y``.
 
     :param int num_data: see :class:`Likelihood`.
     :param int event_dim: see :class:`Likelihood`.
-    :param float scale: the noise's standard deviation, or its first value; 1 by default.
+    :param scale: the noise's standard deviation, or its first value, a number or a tensor ``[*outputs]``; 1 by default.
     :param bool learn_scale: whether to train it.
     :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
-    :raises ValueError: naming an argument out of range, or given together with ``precision_prior``.
+    :raises ValueError: naming an argument out of range, or given together with ``precision_prior``; in a call, naming
+        ``scale`` if its shape is not that of the outputs.
 
     Example::
 
-        >>> likelihood = Gaussian(num_data=100, scale=0.1)
-        >>> likelihood.observation(torch.zeros(5, 1), scale=torch.tensor(0.1)).batch_shape
-        torch.Size([5])
+        >>> likelihood = Gaussian(num_data=100, scale=torch.tensor([0.1, 2.0]))
+        >>> f = torch.zeros(5, 2)
+        >>> likelihood.observation(f, **likelihood.noise(f)).stddev[0]
+        tensor([0.1000, 2.0000])
     """
 
     noise_sites = {"scale": "noise_scale"}
@@ -404,12 +415,13 @@ class Gaussian(Likelihood):
         *,
         num_data: int | None = None,
         event_dim: int = 1,
-        scale: float | None = None,
+        scale: float | Tensor | None = None,
         learn_scale: bool = False,
         precision_prior: TorchDistributionMixin | None = None,
     ) -> None:
         super().__init__(num_data=num_data, event_dim=event_dim)
         self.precision_prior: Following | None = None
+        self._scale_shape = torch.Size()
         if precision_prior is not None:
             if scale is not None or learn_scale:
                 raise ValueError(
@@ -418,15 +430,38 @@ class Gaussian(Likelihood):
             _check_positive_scalar("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
-        self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
+        first_scale: Any = 1.0 if scale is None else scale
+        if isinstance(first_scale, Tensor):
+            self._scale_shape = first_scale.shape
+        if self._scale_shape.numel() == 1:
+            first_scale = positive_float("scale", first_scale)
+        else:
+            first_scale = _positive_numbers("scale", first_scale)
         if learn_scale:
             # last_layer_laplace asks whether the scale was trained.
-            self._first_scale = self.scale
-            self.scale = PyroParam(torch.tensor(self._first_scale), constraints.softplus_positive)
+            self._first_scale = first_scale
+            self.scale: Any = PyroParam(torch.as_tensor(first_scale), constraints.softplus_positive)
+        elif isinstance(first_scale, Tensor):
+            self.register_buffer("scale", first_scale, persistent=False)
+        else:
+            self.scale = first_scale
+
+    def check_output(self, f: Tensor) -> None:
+        """Raise a ValueError naming ``f``, or ``scale`` if it does not have a number for each output."""
+        super().check_output(f)
+        outputs = f.shape[f.dim() - self.event_dim :]
+        if self._scale_shape not in ((), outputs):
+            raise ValueError(
+                f"scale must be one number or have the shape {tuple(outputs)} of the outputs of one row at site "
+                f"{FUNCTION_SITE!r}, got {tuple(self._scale_shape)}"
+            )
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """Return the normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
-        return dist.Normal(f, append_dims(noise["scale"], self.event_dim)).to_event(self.event_dim)
+        """Return the normal distribution around ``f``; ``scale`` is ``[*draws, B]`` or ``[*draws, B, *outputs]``."""
+        scale = noise["scale"]
+        if self._scale_shape.numel() == 1:
+            scale = append_dims(scale, self.event_dim)
+        return dist.Normal(f, scale).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """``f`` itself."""
@@ -434,7 +469,7 @@ class Gaussian(Likelihood):
 
     @pyro_method
     def noise(self, f: Tensor) -> dict[str, Tensor]:
-        """Return the standard deviation as ``scale``, of shape ``()`` or that of the draws."""
+        """Return the standard deviation as ``scale``, of shape ``()``, ``[*outputs]`` or that of the draws."""
         if self.precision_prior is not None:
             scale = pyro.sample("precision", self.precision_prior(f)).rsqrt()
         else:
@@ -568,6 +603,62 @@ class NegativeBinomial(Poisson):
         return {"concentration": pyro.deterministic("concentration", _like(f, self.concentration))}
 
 
+class ZeroInflated(Likelihood):
+    r"""Counts with more zeros than a Poisson or a negative binomial has, such as visits of which many cannot happen.
+
+    .. math:: p(y \mid f) = \pi\, [y = 0] + (1 - \pi)\, p_0(y \mid f), \qquad E[y] = (1 - \pi)\, e^f
+
+    The gate :math:`\pi`, the same for all outputs, is the probability of an extra zero. It is a parameter; with
+    ``learn_gate=False`` it stays as given. The deterministic site ``"gate"`` records it. If the network explains the
+    zeros as small means, the gate goes to zero.
+
+    Source: Lambert (1992), "Zero-Inflated Poisson Regression, with an Application to Defects in Manufacturing".
+
+    :param Poisson likelihood: :math:`p_0`, a :class:`Poisson` or :class:`NegativeBinomial`, whose ``num_data`` and
+        ``event_dim`` hold here.
+    :param float gate: :math:`\pi`, or its first value, between zero and one.
+    :param bool learn_gate: whether to train it.
+    :raises ValueError: naming an argument out of range, or a likelihood that is not one of counts.
+
+    Example::
+
+        >>> likelihood = ZeroInflated(Poisson(), gate=0.25)
+        >>> f = torch.zeros(1, 1)
+        >>> likelihood.observation(f, **likelihood.noise(f)).log_prob(torch.zeros(1, 1)).exp()
+        tensor([0.5259], grad_fn=<ExpBackward0>)
+    """
+
+    def __init__(self, likelihood: Poisson, *, gate: float = 0.1, learn_gate: bool = True) -> None:
+        # NegativeBinomial is one too.
+        check_types(Poisson, likelihood=likelihood)
+        super().__init__(num_data=likelihood.num_data, event_dim=likelihood.event_dim)
+        self.likelihood = likelihood
+        self.noise_sites = {"gate": "gate", **likelihood.noise_sites}
+        self.gate: Any = proper_fraction("gate", gate)
+        if learn_gate:
+            self.gate = PyroParam(torch.tensor(self.gate), constraints.unit_interval)
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """Return the counts of the likelihood with extra zeros; ``gate`` broadcasts with ``[*draws, B]``."""
+        gate = append_dims(noise.pop("gate"), self.event_dim)
+        counts = leaf(self.likelihood.observation(f, **noise))
+        return dist.ZeroInflatedDistribution(counts, gate=gate).to_event(self.event_dim)
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """Return the mean with the extra zeros."""
+        return (1 - _like(f, self.gate).detach()) * self.likelihood.inverse_link(f)
+
+    @pyro_method
+    def noise(self, f: Tensor) -> dict[str, Tensor]:
+        """Return the gate, of shape ``()``, and the noise of the likelihood."""
+        gate = pyro.deterministic("gate", _like(f, self.gate))
+        return {"gate": gate, **self.likelihood.noise(f)}
+
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise a ValueError naming ``y`` for a number that is not a count."""
+        self.likelihood.check_target_values(f, y)
+
+
 #: By the way that a likelihood makes its distribution: what it takes, and functions that no network should end in, by
 #: torch's names. A logarithm of probabilities is as good as logits to a softmax.
 LINKS: dict[Callable[..., object], tuple[str, tuple[str, ...]]] = {
@@ -576,6 +667,7 @@ LINKS: dict[Callable[..., object], tuple[str, tuple[str, ...]]] = {
     HeteroscedasticGaussian.observation: ("raw scales", ("Softplus", "Exp")),
     Poisson.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
     NegativeBinomial.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
+    ZeroInflated.observation: ("the logarithm of the mean", ("Softplus", "Exp")),
 }
 # These only move numbers or change their dtype. Of joined tensors, the last one is looked at.
 MOVES = re.compile(
@@ -639,6 +731,13 @@ def check_any_observed(masks: Iterable[Tensor]) -> None:
         raise ValueError(
             "y must hold at least one target in each batch, got only missing ones; leave out such rows"
         )
+
+
+def _positive_numbers(argument: str, numbers: Tensor) -> Tensor:
+    """Return a copy as real numbers, or raise a ValueError naming the argument if one is not positive and finite."""
+    if not numbers.numel() or not bool(((numbers > 0) & numbers.isfinite()).all()):
+        raise ValueError(f"{argument} must hold positive finite numbers, got {numbers.tolist()}")
+    return numbers.detach() * 1.0
 
 
 def _check_positive_scalar(argument: str, distribution: TorchDistributionMixin) -> None:

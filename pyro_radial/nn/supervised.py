@@ -117,7 +117,7 @@ class SupervisedModel(nn.Module):
             raise
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"the network of bnn{self._dtype()} failed{find_layer(error)}, given {_describe_inputs(x)}: {error}"
+                f"the network of bnn{self._dtype()} failed{find_layer(error)}, given {describe_inputs(x)}: {error}"
             ) from error
         f = for_likelihood(f, self.likelihood)
         if not isinstance(f, Tensor) and isinstance(self.likelihood, Likelihood):
@@ -178,8 +178,15 @@ def for_likelihood(f: object, likelihood: object) -> Any:
 
 
 def read_noise(noise_sites: Mapping[str, str], nodes: Mapping[str, Node]) -> dict[str, Tensor]:
-    """Return the noise of a likelihood in a run of its model, ``[1]`` by argument of ``observation``."""
-    return {argument: nodes[site]["value"].reshape(1) for argument, site in noise_sites.items()}
+    """Return the noise of a likelihood in a run of its model, by argument of ``observation``.
+
+    It is ``[1]``, or ``[1, *outputs]`` with a number for each output.
+    """
+    noise = {}
+    for argument, site in noise_sites.items():
+        value = nodes[site]["value"]
+        noise[argument] = value.reshape(1) if value.numel() == 1 else value.unsqueeze(0)
+    return noise
 
 
 def _has_targets(x: object = None, y: object = None) -> bool:
@@ -200,7 +207,7 @@ def likelihood_names(likelihood: object) -> set[str]:
     return names
 
 
-def _describe_inputs(x: object) -> str:
+def describe_inputs(x: object) -> str:
     """Return the shapes, dtypes and devices of a network's inputs, for an error."""
     inputs = inputs_of(x)
     shown = []
@@ -234,7 +241,7 @@ class NetworkDraw(NamedTuple):
 
     #: The values of the random parameters, by name, each of its parameter's shape.
     parameters: dict[str, Tensor]
-    #: The noise of the likelihood, by argument of ``observation``, each of shape ``[1]``.
+    #: The noise of the likelihood, by argument of ``observation``, ``[1]`` or ``[1, *outputs]``.
     noise: dict[str, Tensor]
     #: The sites of the model that were sampled or replayed.
     trace: poutine.Trace

@@ -73,7 +73,9 @@ TARGETS = {
     "HeteroscedasticGaussian": (torch.ones(4, 1), {}),
     "NegativeBinomial": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
     "Poisson": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
+    "ZeroInflated": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
 }
+MAKE = {"ZeroInflated": lambda: likelihoods.ZeroInflated(likelihoods.Poisson())}
 #: What likelihoods leave to the distribution, which may name it otherwise.
 ANY_OUTPUT = ("all nan",)
 TAKEN = {
@@ -163,6 +165,19 @@ ROWS = [
         "nn.likelihoods.Gaussian",
         extra=dict(precision_prior=some(dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), torch.ones(2)).to_event(1))),
     ),
+    Row(
+        "nn.likelihoods.Gaussian",
+        lambda: dict(scale=torch.ones(2)),
+        dict(scale=some(-torch.ones(2), torch.ones(4, 2))),
+        takes=dict(scale=("a dimension too few",)),
+        then=lambda likelihood: likelihood(F, torch.ones(4, 2)),
+        case="noise of each output",
+    ),
+    Row(
+        "nn.likelihoods.ZeroInflated",
+        lambda: dict(likelihood=likelihoods.Poisson(), gate=0.2),
+        dict(likelihood=some(likelihoods.Gaussian(), likelihoods.Bernoulli(), None)),
+    ),
     Row("nn.likelihoods.HeteroscedasticGaussian", extra=dict(event_dim={"zero": 0})),
     Row("nn.likelihoods.Likelihood.train_on", lambda: dict(num_data=100), on=lambda: UserLikelihood(num_data=100)),
     Row("nn.likelihoods.Likelihood.function_values", lambda: dict(f=F), takes={"f": ANY_OUTPUT}, on=UserLikelihood),
@@ -172,7 +187,7 @@ ROWS = [
             lambda right=right: dict(f=F, y=right, observed=torch.ones(right.shape, dtype=torch.bool)),
             dict(y=wrong | {"another shape": torch.ones(3, 2)}),
             takes={"f": ANY_OUTPUT, **TAKEN.get(name, {})},
-            on=getattr(likelihoods, name),
+            on=MAKE.get(name, getattr(likelihoods, name)),
             case=name,
         )
         for name, (right, wrong) in TARGETS.items()

@@ -204,6 +204,11 @@ LIKELIHOODS = {
     "HeteroscedasticGaussian": (likelihoods.HeteroscedasticGaussian, 4, lambda y: y),
     "NegativeBinomial": (likelihoods.NegativeBinomial, 1, lambda y: y[:, :1].abs().round()),
     "Poisson": (likelihoods.Poisson, 1, lambda y: y[:, :1].abs().round()),
+    "ZeroInflated": (
+        lambda: likelihoods.ZeroInflated(likelihoods.NegativeBinomial()),
+        1,
+        lambda y: y[:, :1].abs().round(),
+    ),
 }
 
 

@@ -25,6 +25,7 @@ from pyro_radial.nn.likelihoods import (
     Likelihood,
     NegativeBinomial,
     Poisson,
+    ZeroInflated,
 )
 
 N, B = 100, 8
@@ -57,6 +58,16 @@ def log_prob_of_counts(f, y):
     return stats.nbinom.logpmf(y, 3.0, 3.0 / (3.0 + f.exp().numpy())).sum(-1)
 
 
+def log_prob_with_extra_zeros(f, y):
+    return dist.ZeroInflatedPoisson(f.exp(), gate=torch.tensor(0.25)).log_prob(y).sum(-1)
+
+
+def log_prob_of_counts_with_extra_zeros(f, y):
+    gate, concentration = torch.tensor(0.4), torch.tensor(3.0)
+    fn = dist.ZeroInflatedNegativeBinomial(concentration, logits=f - concentration.log(), gate=gate)
+    return fn.log_prob(y).sum((1, 2))
+
+
 # Each case: the likelihood, the dims of f and y beside the batch, how many values y takes, if not all numbers, and the
 # log density of each data point by SciPy or by hand.
 CASES = {
@@ -67,8 +78,30 @@ CASES = {
     "gaussian": (Gaussian(num_data=N, scale=0.3), (2,), (2,), None, lambda f, y: stats.norm.logpdf(y, f, 0.3).sum(-1)),
     "flat gaussian": (Gaussian(num_data=N, event_dim=0), (), (), None, lambda f, y: stats.norm.logpdf(y, f, 1.0)),
     "learned": (Gaussian(num_data=N, learn_scale=True), (1,), (1,), None, lambda f, y: stats.norm.logpdf(y, f)[:, 0]),
+    "noise of each": (
+        Gaussian(num_data=N, scale=torch.tensor([0.3, 2.0]), learn_scale=True),
+        (2,),
+        (2,),
+        None,
+        lambda f, y: stats.norm.logpdf(y, f, [0.3, 2.0]).sum(-1),
+    ),
+    "noise of pixels": (
+        Gaussian(num_data=N, event_dim=2, scale=1.0 + torch.arange(6.0).reshape(2, 3)),
+        (2, 3),
+        (2, 3),
+        None,
+        lambda f, y: stats.norm.logpdf(y, f, 1.0 + np.arange(6.0).reshape(2, 3)).sum((1, 2)),
+    ),
     "heteroscedastic": (HeteroscedasticGaussian(num_data=N), (4,), (2,), None, log_prob_with_two_halves),
     "poisson": (Poisson(num_data=N), (2,), (2,), 5, lambda f, y: stats.poisson.logpmf(y, f.exp().numpy()).sum(-1)),
+    "extra zeros": (ZeroInflated(Poisson(num_data=N), gate=0.25), (2,), (2,), 4, log_prob_with_extra_zeros),
+    "counts with extra zeros": (
+        ZeroInflated(NegativeBinomial(num_data=N, event_dim=2, concentration=3.0), gate=0.4, learn_gate=False),
+        (2, 3),
+        (2, 3),
+        4,
+        log_prob_of_counts_with_extra_zeros,
+    ),
     "counts": (NegativeBinomial(num_data=N, concentration=3.0), (2,), (2,), 9, log_prob_of_counts),
 }
 each_case = pytest.mark.parametrize("case", CASES)
@@ -164,6 +197,28 @@ class TestNoise:
         slope = (above - below).item() / 0.002 * parameter.sigmoid().item()
         assert parameter.grad.item() == pytest.approx(slope, rel=1e-3)
 
+    def test_the_noise_of_each_output_is_learned(self):
+        pyro.set_rng_seed(0)
+        stddevs = torch.tensor([0.1, 2.0])
+        model = SupervisedModel(BayesianModule(nn.Linear(1, 2)), Gaussian(scale=torch.ones(2), learn_scale=True))
+        x = torch.randn(400, 1)
+        y = stddevs * torch.randn(400, 2)
+        optim = partial(torch.optim.Adam, lr=0.02)
+        fit(model, AutoMeanField(model), (x, y), epochs=300, batch_size=400, optim=optim, progress=False)
+        # The standard error is 1 / sqrt(800).
+        torch.testing.assert_close(model.likelihood.scale.detach(), stddevs, rtol=0.12, atol=0.0)
+
+    def test_a_given_noise_of_each_output_moves_with_the_model_and_is_not_saved(self):
+        likelihood = Gaussian(scale=torch.tensor([1, 2]))
+        assert not list(likelihood.parameters())
+        assert not likelihood.state_dict()
+        assert likelihood.double().scale.dtype == torch.float64
+
+    @pytest.mark.parametrize("scale", [torch.ones(3), torch.ones(1), torch.ones(2, 1), torch.ones(B, 2)])
+    def test_a_noise_of_another_shape_is_named(self, scale):
+        with pytest.raises(ValueError, match=r"scale must be one number or have the shape \(2,\) of the outputs"):
+            Gaussian(scale=scale)(torch.zeros(B, 2), torch.zeros(B, 2))
+
     def test_a_given_concentration_is_recorded_and_not_trained(self):
         likelihood = NegativeBinomial(num_data=N, concentration=3.0, learn_concentration=False)
         trace = trace_of(likelihood, torch.randn(B, 1), torch.ones(B, 1))
@@ -217,6 +272,44 @@ class TestEntropy:
     def test_others_say_why_they_have_none(self, make):
         with pytest.raises(NotImplementedError, match="no closed-form predictive entropy"):
             make(num_data=N).predictive_entropy(torch.zeros(B, 1))
+
+
+class TestExtraZeros:
+    @pytest.mark.parametrize("counts", [Poisson, NegativeBinomial])
+    def test_the_gate_of_samples_is_learned(self, counts):
+        pyro.set_rng_seed(0)
+        x = torch.randn(1000, 1)
+        f = 2.0 + 0.5 * x
+        y = dist.Poisson(f.exp()).sample() * (torch.rand(1000, 1) > 0.3)
+        model = SupervisedModel(BayesianModule(nn.Linear(1, 1)), ZeroInflated(counts()))
+        optim = partial(torch.optim.Adam, lr=0.05)
+        fit(model, AutoMeanField(model), (x, y), epochs=150, batch_size=1000, optim=optim, progress=False)
+        # The standard error is sqrt(0.3 * 0.7 / 1000).
+        assert model.likelihood.gate.item() == pytest.approx(0.3, abs=0.045)
+
+    def test_a_given_gate_is_recorded_and_not_trained(self):
+        likelihood = ZeroInflated(Poisson(num_data=N), gate=0.25, learn_gate=False)
+        trace = trace_of(likelihood, torch.randn(B, 1), torch.ones(B, 1))
+        assert trace.nodes["gate"]["value"].item() == 0.25
+        assert not list(likelihood.parameters())
+
+    def test_it_takes_the_number_of_data_and_has_the_noise_of_its_counts(self):
+        likelihood = ZeroInflated(NegativeBinomial(num_data=N))
+        assert likelihood.num_data == N
+        assert [name for name, _ in likelihood.named_parameters()] == [
+            "gate_unconstrained",
+            "likelihood.concentration_unconstrained",
+        ]
+        assert not likelihood.inverse_link(torch.zeros(2, 1)).requires_grad
+
+    @pytest.mark.parametrize("likelihood", [Gaussian(), Categorical(), "poisson"])
+    def test_a_likelihood_that_is_not_of_counts_is_named(self, likelihood):
+        with pytest.raises(ValueError, match="likelihood must be a Poisson"):
+            ZeroInflated(likelihood)
+
+    def test_targets_that_are_no_counts_are_named(self):
+        with pytest.raises(ValueError, match="y must hold counts"):
+            ZeroInflated(Poisson())(torch.zeros(B, 1), torch.full((B, 1), 0.5))
 
 
 def test_a_likelihood_of_ones_own_needs_two_methods():
@@ -315,6 +408,7 @@ class OfProbabilities(Categorical):
         (Bernoulli(), nn.LogSigmoid(), 1, "LogSigmoid"),
         (Poisson(), nn.Softplus(), 1, "Softplus"),
         (NegativeBinomial(), torch.exp, 1, "Exp"),
+        (ZeroInflated(Poisson()), torch.exp, 1, "Exp"),
         (HeteroscedasticGaussian(), scales_at_the_end, 2, "Exp"),
         (Categorical(), nn.LogSoftmax(-1), 2, None),
         (Categorical(), lambda f: 5.0 * f.softmax(-1), 2, None),

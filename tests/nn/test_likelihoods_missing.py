@@ -27,6 +27,7 @@ CASES = {
     "HeteroscedasticGaussian": (likelihoods.HeteroscedasticGaussian(), 4, NUMBERS),
     "NegativeBinomial": (likelihoods.NegativeBinomial(), 2, NUMBERS),
     "Poisson": (likelihoods.Poisson(), 2, NUMBERS),
+    "ZeroInflated": (likelihoods.ZeroInflated(likelihoods.Poisson()), 2, NUMBERS),
 }
 
 

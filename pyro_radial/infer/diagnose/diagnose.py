@@ -24,6 +24,8 @@ from pyro_radial.infer.diagnose.importance import (
     IntervalShare,
     interval_shares,
     judge_intervals,
+    judge_k_hat,
+    k_hat_word,
 )
 from pyro_radial.infer.loss.elbo import TermsELBO, not_finite_parameter, traces_of
 from pyro_radial.infer.loss.not_finite import first_not_finite
@@ -82,6 +84,8 @@ class Diagnosis:
     :param findings: what stands out and what to try.
     :param intervals: if asked for, for each latent site the share of the posterior that its 90 % intervals hold
         (``coverage``), and the Pareto k of that estimate (``pareto_k``).
+    :param k_hat: with ``intervals``, the Pareto k of the ratios p / q of all sites together, the PSIS k-hat of the
+        guide: good up to 0.5, usable up to 0.7. Its standard error is about 0.1. None if all sites are points.
     """
 
     terms: LossTerms
@@ -94,6 +98,7 @@ class Diagnosis:
     noise: float | None
     findings: list[str]
     intervals: dict[str, IntervalShare] = field(default_factory=dict)
+    k_hat: float | None = None
 
     def __str__(self) -> str:
         has_num_data = self.terms.num_data is not None
@@ -119,6 +124,8 @@ class Diagnosis:
                 for name, interval in least
             )
             lines.append(f"of the posterior, {LEVEL:.0%} intervals hold: {', '.join(coverages)}")
+        if self.k_hat is not None:
+            lines.append(f"Pareto k-hat of the guide: {self.k_hat:.2f}, {k_hat_word(self.k_hat)}")
         return "\n".join(
             lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]]
         )
@@ -140,13 +147,15 @@ def diagnose(
     Nothing is trained, and random number generators keep their states.
 
     With ``intervals`` it also estimates which share of the posterior the central 90 % intervals of each latent site
-    hold, by importance sampling with 1,000 runs of guide and model, and 4,000 more if there are sites in and outside of
-    plates. Sites in a plate are compared with the posterior given the sites outside of it, others with the joint
-    posterior of all sites. More than about fifty numbers are too many for importance sampling even with a good guide;
+    hold, by importance sampling with 1,000 runs of guide and model, 1,000 more if all sites are in plates, and 4,000
+    more if only some are. Sites in a plate are compared with the posterior given the sites outside of it, others with
+    the joint posterior of all sites. So is the whole guide: its ``k_hat`` says whether importance weights can correct
+    its draws. More than about fifty numbers are too many for importance sampling even with a good guide;
     the report then says that it cannot tell. For a network see :func:`~pyro_radial.uncertainty.evaluate`.
 
     Source: Vehtari, Simpson, Gelman, Yao and Gabry (2024), "Pareto smoothed importance sampling"; Yao, Vehtari, Simpson
-    and Gelman (2018), "Yes, but did it work?: Evaluating variational inference", section 3.1.
+    and Gelman (2018), "Yes, but did it work?: Evaluating variational inference", section 3.1,
+    for ``k_hat``.
 
     :param model: a Pyro model ``model(x, y)``; with ``intervals``, one of any arguments.
     :param guide: its guide, trained or not.
@@ -198,7 +207,7 @@ def diagnose(
                 TermsELBO(kl_weight=kl_weight), model, guide, whole, max(4, num_particles)
             )
             wide = None if intervals else share_of_wide(model, guide, *inputs)
-        shares = interval_shares(model, guide, data) if intervals else {}
+        shares, k_hat = interval_shares(model, guide, data) if intervals else ({}, None)
     terms = elbo.terms
     sampled = list(terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
@@ -227,6 +236,7 @@ def diagnose(
         *_judge_means(mean_distances),
         *_judge_draws(signal, noise, sampled),
         *judge_intervals(shares, guide),
+        *judge_k_hat(k_hat),
     ]
     return Diagnosis(
         terms,
@@ -239,6 +249,7 @@ def diagnose(
         noise=noise,
         findings=findings,
         intervals=shares,
+        k_hat=k_hat,
     )
 
 
@@ -468,7 +479,7 @@ def not_standardized(model: object, x: Batch, y: Batch) -> str | None:
             continue
         mean = float(observed_targets.mean())
         spread = float(observed_targets.std(0, correction=0).max())
-        least = LEAST_SPREAD * min(1.0, float(getattr(output, "scale", 1.0)))
+        least = LEAST_SPREAD * min(1.0, float(torch.as_tensor(getattr(output, "scale", 1.0)).min()))
         if _largest(observed_targets) > MOST_OF_TARGET or 0.0 < spread < least:
             problems.append(
                 f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}"

@@ -27,6 +27,8 @@ NUM_STARTS = 4
 MARGIN = 0.05
 #: The largest k at which weights are reliable (Vehtari et al., 2024).
 MOST_K = 0.7
+#: The largest k at which ratios have a finite variance.
+GOOD_K = 0.5
 #: The most numbers for which a larger k is the fault of the guide; for 250 a good one already has 1.
 MOST_NUMBERS = 50
 #: The most elements of plates for which shares are estimated, in equal distances.
@@ -63,8 +65,10 @@ class _Compared(NamedTuple):
 
 
 @torch.no_grad()
-def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[str, IntervalShare]:
-    """Estimate the share for each latent site that is not a point.
+def interval_shares(
+    model: Model, guide: Guide, args: Sequence[object]
+) -> tuple[dict[str, IntervalShare], float | None]:
+    """Estimate the share for each latent site that is not a point, and the Pareto k of all sites together, or None.
 
     Each element of a plate has separate ratios: all sites in the plate are drawn together, and sites outside of it
     stay at one of four draws. For sites outside of plates, and for guides that draw the elements of a plate together,
@@ -88,7 +92,10 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
         if not _differ(start, given_others, name):
             plates = Plates()
         together.setdefault(plates, []).append(name)
+    if sites:
+        together.setdefault(Plates(), [])
     shares = {}
+    k_hat = None
     for plates, names in together.items():
         plate_sites = [site for site in sites.values() if plates <= _plates(site)]
         numbers = sum(site["value"].numel() for site in plate_sites)
@@ -110,7 +117,31 @@ def interval_shares(model: Model, guide: Guide, args: Sequence[object]) -> dict[
                 numbers=numbers // math.prod(size for _, _, size in plates),
                 event_numel=sites[name]["fn"].event_shape.numel(),
             )
-    return shares
+        if not plates:
+            k_hat = float(shapes)
+    return shares, k_hat
+
+
+def k_hat_word(k_hat: float) -> str:
+    """Return what a Pareto k says of a guide; NaN is unreliable."""
+    return "good" if k_hat <= GOOD_K else "usable" if k_hat <= MOST_K else "unreliable"
+
+
+def judge_k_hat(k_hat: float | None) -> Iterator[str]:
+    """Yield a finding if importance weights of all sites together have a heavy tail."""
+    if k_hat is None or k_hat <= GOOD_K:
+        return
+    if k_hat <= MOST_K:
+        yield (
+            f"The Pareto k-hat of the guide is {k_hat:.2f}, above {GOOD_K} but usable: importance weights can correct "
+            "its draws, with some more noise."
+        )
+    else:
+        yield (
+            f"The Pareto k-hat of the guide is {k_hat:.2f}, not up to {MOST_K}: all sites together, it is far from the "
+            f"posterior, and importance weights cannot correct its draws. With more than about {MOST_NUMBERS} numbers "
+            "even a good guide has such a k-hat."
+        )
 
 
 def judge_intervals(shares: Mapping[str, IntervalShare], guide: object) -> Iterator[str]:
@@ -255,7 +286,8 @@ def smooth_weights(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
     # Ratios that are all the same have no tail.
     smooth = torch.where(shape.isfinite(), quantiles.log().clamp_max(0.0), ordered[-size:])
     weights = log_ratios.scatter(0, order[-size:], smooth).softmax(0)
-    return weights, shape.nan_to_num(nan=0.0)
+    # A density that is NaN must not pass for such ratios.
+    return weights, shape.nan_to_num(nan=0.0).where(~log_ratios.isnan().any(0), torch.nan)
 
 
 def _fit_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 
 """A Laplace approximation of the last layer of a trained network."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -420,11 +419,11 @@ class TrainedNetwork:
             check_fixed(
                 network.bnn, "trained", {**trained.state_dict(), **dict(trained.named_buffers())}
             )
-        initial_scale = getattr(self.likelihood, "_first_scale", math.nan)
-        if math.isclose(float(drawn.noise.get("scale", 0.0)), initial_scale, rel_tol=1e-5):
+        initial_scale = getattr(self.likelihood, "_first_scale", None)
+        if initial_scale is not None and _is_close(drawn.noise["scale"], initial_scale):
             raise ValueError(
                 "likelihood must have a trained scale, got learn_scale=True at its first value "
-                f"{initial_scale:g}: train it, or give Gaussian(scale=...) the root mean square of residuals on "
+                f"{initial_scale}: train it, or give Gaussian(scale=...) the root mean square of residuals on "
                 "validation rows"
             )
         #: The values of the model's sites.
@@ -442,6 +441,11 @@ class TrainedNetwork:
                 f"model must have a network that returns one tensor, got {type(output).__name__}; {ONE_OUTPUT}"
             )
         return output
+
+
+def _is_close(numbers: Tensor, others: Tensor | float) -> bool:
+    """Return whether numbers are others up to rounding in single precision."""
+    return bool(((numbers / others - 1.0).abs() < 1e-5).all())
 
 
 class LastLayer(NamedTuple):

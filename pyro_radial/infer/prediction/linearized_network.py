@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_choice
 from pyro_radial.infer.posthoc.laplace import LastLayerLaplace, TrainedNetwork
 from pyro_radial.infer.prediction.linearized import probit_logits
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical
-from pyro_radial.nn.supervised import for_likelihood, network_of
+from pyro_radial.nn.supervised import describe_inputs, for_likelihood, network_of
 
 
 class LinearizedNetwork(nn.Module):
@@ -31,7 +31,8 @@ class LinearizedNetwork(nn.Module):
     :param guide: the guide that it returned.
     :param str method: "linearized" or "probit".
     :raises ValueError: for another guide, whose linearization needs derivatives that ``torch.export`` cannot follow, a
-        model without this network, or "probit" without classes.
+        model without this network, or "probit" without classes; in a call that is not compiled, naming ``x``, for
+        inputs that the network cannot take, such as one image without a dim for the rows.
 
     Example::
 
@@ -91,9 +92,31 @@ class LinearizedNetwork(nn.Module):
         :param kwargs: inputs by name.
         """
         likelihood, layer = self._likelihood_and_layer
-        features = for_likelihood(self.features(*args, **kwargs), likelihood)
+        if torch.compiler.is_compiling():
+            features = for_likelihood(self.features(*args, **kwargs), likelihood)
+        else:
+            features = self._checked_features(*args, **kwargs)
         f = self.layer(features)
         covariance = self.covariance(layer.with_ones(features))
         if self.method == "linearized":
             return f, covariance
         return likelihood.inverse_link(probit_logits(f, covariance))
+
+    def _checked_features(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the inputs of the last layer, or raise a ValueError that says what the network was given."""
+        requirement = "x must be what the network takes, with a dim for the rows"
+        given = describe_inputs(kwargs or args)
+        try:
+            features: Tensor = for_likelihood(
+                self.features(*args, **kwargs), self._likelihood_and_layer[0]
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(f"{requirement}, got {given}: {error}") from error
+        if features.dim() != 2 or features.shape[1] != self.layer.in_features:
+            raise ValueError(
+                f"{requirement}, so that its last layer gets [N, {self.layer.in_features}], got "
+                f"{list(features.shape)} from {given}"
+            )
+        return features

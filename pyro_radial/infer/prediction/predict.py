@@ -272,14 +272,16 @@ def _predict_in_one_pass(
 
 
 def _draw_noise(model: Model, guide: Guide, x: Batch, count: int, site: str) -> dict[str, Tensor]:
-    """Return the noise of the likelihood, ``[count, 1]``; two draws of the guide tell whether all are the same."""
+    """Return the noise of the likelihood, ``[count, 1, ...]``; two draws of the guide tell whether all are the same."""
     num_draws = (
         min(count, 2) if getattr(getattr(model, "likelihood", None), "noise_sites", {}) else 1
     )
     noise = _predict_by_draws(model, guide, x, num_draws, len(x), site).noise
     if not all(map(are_identical, noise.values())):
         return _predict_by_draws(model, guide, x, count, len(x), site).noise
-    return {argument: values[:1].expand(count, 1) for argument, values in noise.items()}
+    return {
+        argument: values[:1].expand(count, *values.shape[1:]) for argument, values in noise.items()
+    }
 
 
 class _NetworkRun:
@@ -294,7 +296,7 @@ class _NetworkRun:
         #: Whether a copy of the network runs for all further draws, and neither the guide nor the model does.
         self.is_copy = False
         self._parameters: dict[str, Tensor] = {}
-        #: The noise that belongs to the draw, ``[1]`` by argument of the likelihood's ``observation``.
+        #: The noise that belongs to the draw, ``[1, ...]`` by argument of ``observation``.
         self.noise: dict[str, Tensor] = {}
 
     def start(self, drawn: poutine.Trace) -> None:

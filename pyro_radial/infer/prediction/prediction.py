@@ -30,7 +30,8 @@ class Prediction:
 
     :param torch.Tensor samples: values of the network at the function site, before the link, ``[S, N, *outputs]``.
     :param likelihood: the likelihood of the model, or None if it has none.
-    :param noise: the noise of each draw, by argument of ``likelihood.observation``, ``[S, 1]``.
+    :param noise: the noise of each draw, by argument of ``likelihood.observation``, ``[S, 1]``, or
+        ``[S, 1, *outputs]`` with a number for each output.
     """
 
     samples: Tensor

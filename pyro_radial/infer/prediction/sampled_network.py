@@ -45,7 +45,7 @@ class SampledNetwork(nn.Module):
     the like can be exported, but not compiled.
 
     All tensors are buffers: the random parameters in ``draws``, ``[S, *shape]``; the rest of the network in ``shared``;
-    the noise of the likelihood in ``noise``, ``[S, 1]``. They are copies, so that training the model further does not
+    the noise of the likelihood in ``noise``, ``[S, 1, ...]``. They are copies: training the model further does not
     change them. A ``state_dict`` loads into another SampledNetwork of the same model, S and guide. The network computes
     in evaluation mode, whatever mode this module is in.
 

@@ -69,7 +69,7 @@ def coverage_of(stddev_ratio):
 
 def shares(model, guide, *args, seed=0):
     pyro.set_rng_seed(seed)
-    return interval_shares(model, guide, args)
+    return interval_shares(model, guide, args)[0]
 
 
 @pytest.mark.parametrize("correlation", [0.3, 0.6])
@@ -92,6 +92,74 @@ def test_the_posterior_itself_holds_nine_tenths():
     interval = shares(normal_model, normal_model, correlated())["w"]
     assert interval.coverage == pytest.approx(0.9, abs=1e-3)
     assert interval.pareto_k < 0.5
+
+
+OBSERVED = torch.linspace(-1.0, 2.0, 20).reshape(10, 2)
+
+
+def conjugate_model(y):
+    """Two means with the posteriors N(sum(y) / 11, 1 / 11)."""
+    means = pyro.sample("means", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(means, 1.0).to_event(1), obs=y)
+
+
+def conjugate_guide(y, ratio):
+    pyro.sample("means", dist.Normal(y.sum(0) / 11, ratio / 11**0.5).to_event(1))
+
+
+@pytest.mark.parametrize(("ratio", "word", "findings"), [(1.0, "good", 0), (1 / 3, "unreliable", 1)])
+def test_the_k_hat_of_a_guide_is_that_of_a_known_posterior(monkeypatch, ratio, word, findings):
+    """In two dims the ratios of normals with standard deviations r to 1 have an exact Pareto tail, of shape 1 - r^2."""
+    monkeypatch.setattr(importance, "NUM_DRAWS", NUM_DRAWS)
+    diagnosis = diagnose(conjugate_model, Guide(partial(conjugate_guide, ratio=ratio)), (OBSERVED,), intervals=True)
+    assert f"Pareto k-hat of the guide: {diagnosis.k_hat:.2f}, {word}" in str(diagnosis)
+    assert sum("Pareto k-hat of the guide is" in finding for finding in diagnosis.findings) == findings
+    if ratio < 1:
+        # Its standard error is about 0.13, and the weak prior at 0.5 has a tenth of the weight.
+        assert diagnosis.k_hat == pytest.approx(0.9 * (1 - ratio**2) + 0.05, abs=0.26)
+
+
+@pytest.mark.parametrize(
+    ("k_hat", "word", "finding"),
+    [(0.5, "good", None), (0.6, "usable", "0.60, above 0.5 but usable"), (0.8, "unreliable", "0.80, not up to 0.7")],
+)
+def test_a_k_hat_is_said_in_words(k_hat, word, finding):
+    assert importance.k_hat_word(k_hat) == word
+    findings = [*importance.judge_k_hat(k_hat)]
+    assert len(findings) == (finding is not None)
+    assert all(finding in sentence for sentence in findings)
+
+
+def test_the_k_hat_is_of_all_sites_together():
+    """The elements of a plate have separate ratios, which are usable here; all of them together are not."""
+
+    def model(x):
+        with pyro.plate("rows", len(x)):
+            pyro.sample("x", dist.Normal(pyro.sample("z", dist.Normal(0.0, 1.0)), 1.0), obs=x)
+
+    def guide(x):
+        with pyro.plate("rows", len(x)):
+            pyro.sample("z", dist.Normal(x / 2, 0.75 * 0.5**0.5))
+
+    pyro.set_rng_seed(0)
+    intervals, k_hat = interval_shares(model, guide, (OBSERVED.flatten().repeat(3),))
+    assert intervals["z"].numbers == 1
+    assert intervals["z"].pareto_k < 0.7 < k_hat
+
+
+def test_a_point_has_no_k_hat_and_a_density_of_nan_is_unreliable():
+    assert interval_shares(
+        conjugate_model, Guide(lambda y: pyro.sample("means", dist.Delta(y[0], event_dim=1))), (OBSERVED,)
+    ) == (
+        {},
+        None,
+    )
+    ratios = torch.randn(100, 2, dtype=torch.float64)
+    ratios[3, 1] = torch.nan
+    assert smooth_weights(ratios)[1].isnan().tolist() == [False, True]
+    assert importance.k_hat_word(float("nan")) == "unreliable"
+    assert [*importance.judge_k_hat(float("nan"))] != []
 
 
 def test_a_guide_that_is_too_wide_holds_more():

@@ -79,6 +79,40 @@ def test_linear_regression_has_its_exact_posterior(structure, bias, off):
     torch.testing.assert_close(guide.mean, weights.detach().flatten() - off)
 
 
+def test_each_output_of_linear_regression_has_the_exact_posterior_of_its_noise():
+    """The evidence is exact too, and the predictive variance is that of the weights and the output's noise."""
+    scales = torch.tensor([0.2, 1.5], dtype=torch.float64)
+    _, network, (x, y), design, _ = regression(off=0.3)
+    model = SupervisedModel(BayesianModule(network), likelihoods.Gaussian(scale=scales))
+    guide = last_layer_laplace(model, network, (x, y), prior_precision=PRECISION, chunk_size=7)
+    eye = torch.eye(4, dtype=torch.float64)
+    covariances = [(design.mT @ design / scale**2 + PRECISION * eye).inverse() for scale in scales]
+    torch.testing.assert_close(guide.covariance(), torch.block_diag(*covariances), rtol=1e-6, atol=1e-9)
+    means = [covariances[k] @ design.mT @ y[:, k] / scales[k] ** 2 for k in range(2)]
+    torch.testing.assert_close(guide.mean, torch.cat(means))
+    evidence = 0.0
+    for k in range(2):
+        marginal = design @ design.mT / PRECISION + scales[k] ** 2 * torch.eye(len(x))
+        zeros = torch.zeros(len(x), dtype=torch.float64)
+        evidence += float(dist.MultivariateNormal(zeros, marginal).log_prob(y[:, k]))
+    assert guide.log_evidence == pytest.approx(evidence, rel=1e-7)
+    prediction = predict(model, guide, x, 4000, method="linearized")
+    of_weights = torch.stack([(design @ covariance * design).sum(1) for covariance in covariances], 1)
+    exact = of_weights + scales.square()
+    torch.testing.assert_close(prediction.aleatoric_variance, scales.square().expand(len(x), 2))
+    torch.testing.assert_close(prediction.variance, exact, rtol=5 * (2 / 4000) ** 0.5, atol=0.0)
+
+
+def test_a_noise_of_each_output_that_was_not_learned_is_refused():
+    network, x = nn.Linear(2, 2), torch.randn(20, 2)
+    likelihood = likelihoods.Gaussian(scale=torch.tensor([0.5, 0.25]), learn_scale=True)
+    model = SupervisedModel(BayesianModule(network), likelihood)
+    with pytest.raises(ValueError, match=r"learn_scale=True at its first value tensor\(\[0.5000, 0.2500\]\)"):
+        last_layer_laplace(model, network, (x, x), prior_precision=1.0)
+    likelihood.scale = torch.tensor([0.5, 0.2])
+    last_layer_laplace(model, network, (x, x), prior_precision=1.0)
+
+
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_pass_has_the_moments_of_the_draws(structure, bias):

@@ -114,3 +114,18 @@ def test_what_does_not_fit_is_named():
     for arguments, message in cases:
         with pytest.raises(ValueError, match=message):
             LinearizedNetwork(*arguments)
+
+
+@pytest.mark.parametrize("flatten", [nn.Flatten(), nn.Flatten(-3)])
+def test_an_image_without_the_dim_of_the_rows_is_named(flatten):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), flatten, nn.Linear(144, 3))
+    model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+    x = torch.randn(20, 1, 8, 8)
+    guide = last_layer_laplace(model, network, (x, torch.arange(20) % 3), prior_precision=1.0)
+    served = LinearizedNetwork(model, guide, "probit")
+    assert served(x[:1]).shape == (1, 3)
+    with pytest.raises(ValueError, match=r"x must be .* a dim for the rows, .* from x of shape \[1, 8, 8\]"):
+        served(x[0])
+    with pytest.raises(ValueError, match=r"x must be .* a dim for the rows, got x of shape \[8, 8\]"):
+        served(x[0, 0])

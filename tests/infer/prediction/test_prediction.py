@@ -61,6 +61,11 @@ REGRESSION = {
         COUNTS,
         lambda s, f, noise: torch.distributions.NegativeBinomial(2.0, logits=f - math.log(2.0)),
     ),
+    "extra zeros": (
+        likelihoods.ZeroInflated(likelihoods.Poisson(num_data=POINTS), gate=0.25),
+        COUNTS,
+        lambda s, f, noise: dist.ZeroInflatedPoisson(f.exp(), gate=torch.tensor(0.25)),
+    ),
     "fixed noise": (
         likelihoods.Gaussian(num_data=POINTS, scale=0.3),
         REALS,
@@ -68,6 +73,11 @@ REGRESSION = {
     ),
     "learned noise": (
         likelihoods.Gaussian(num_data=POINTS, scale=0.4, learn_scale=True),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.4),
+    ),
+    "noise of each output": (
+        likelihoods.Gaussian(num_data=POINTS, scale=torch.tensor([0.4])),
         REALS,
         lambda s, f, noise: torch.distributions.Normal(f, 0.4),
     ),

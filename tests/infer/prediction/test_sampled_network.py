@@ -141,6 +141,7 @@ def hidden(model):
 
 POSTERIORS = {
     "categorical": {"likelihood": likelihoods.Categorical()},
+    "noise of each output": {"likelihood": likelihoods.Gaussian(scale=torch.tensor([0.3, 0.6]), learn_scale=True)},
     "learned noise": {"likelihood": likelihoods.Gaussian(scale=0.3, learn_scale=True)},
     "point estimate": {"guide": AutoDelta},
     "what the guide leaves out": {"guide": hidden},

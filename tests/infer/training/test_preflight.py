@@ -112,7 +112,7 @@ def test_a_table_of_counts_under_two_plates_is_told_the_product_of_both():
 # ------------------------------------------------------------------------------------------------------ targets
 
 ALL_ROWS = 24
-WRONG = {"Bernoulli": 2.0, "Poisson": 0.5, "NegativeBinomial": 0.5, "Categorical": 7}
+WRONG = {"Bernoulli": 2.0, "Poisson": 0.5, "NegativeBinomial": 0.5, "ZeroInflated": 0.5, "Categorical": 7}
 
 
 def model_and_data(name, wrong):
@@ -122,7 +122,8 @@ def model_and_data(name, wrong):
     y = y if name == "Categorical" else y[:, None].float()
     late = torch.randperm(ALL_ROWS, generator=torch.Generator().manual_seed(0))[-1]
     y[late] = wrong
-    model = SupervisedModel(BayesianModule(nn.Linear(2, outputs)), getattr(likelihoods, name)())
+    arguments = [likelihoods.Poisson()] if name == "ZeroInflated" else []
+    model = SupervisedModel(BayesianModule(nn.Linear(2, outputs)), getattr(likelihoods, name)(*arguments))
     return model, (x, y)
 
 
