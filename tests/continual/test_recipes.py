@@ -70,10 +70,7 @@ def test_a_recipe_has_the_settings_of_the_rows_that_it_is_quoted_for(recipe, mod
         setting = Tuned(**{name: row.get(name, default) for name, default in vars(Tuned(1)).items()})
         steps = recipe.epochs * ceil(rows / batch_size)
         setting = replace(setting, batch_size=batch_size, decay_over=steps)
-        theirs = setting.training(compile=False) | {
-            "guide": setting.guide("mean field"),
-            "coreset": keeping_of(row).options(),
-        }
+        theirs = setting.training("mean field", compile=False) | {"coreset": keeping_of(row).options()}
         ours = recipe.options
         assert compared(ours) == compared(theirs)
         assert ours["coreset"] == theirs["coreset"]

@@ -105,7 +105,7 @@ class LinearizedNetwork(nn.Module):
     def _checked_features(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the inputs of the last layer, or raise a ValueError that says what the network was given."""
         requirement = "x must be what the network takes, with a dim for the rows"
-        given = describe_inputs(kwargs or args)
+        description = describe_inputs(kwargs or args)
         try:
             features: Tensor = for_likelihood(
                 self.features(*args, **kwargs), self._likelihood_and_layer[0]
@@ -113,10 +113,10 @@ class LinearizedNetwork(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, IndexError) as error:
-            raise ValueError(f"{requirement}, got {given}: {error}") from error
+            raise ValueError(f"{requirement}, got {description}: {error}") from error
         if features.dim() != 2 or features.shape[1] != self.layer.in_features:
             raise ValueError(
                 f"{requirement}, so that its last layer gets [N, {self.layer.in_features}], got "
-                f"{list(features.shape)} from {given}"
+                f"{list(features.shape)} from {description}"
             )
         return features
