@@ -25,7 +25,7 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if examples(page)]
 # Blocks that need a library, by page and by the name of the caption, in lower case the module.
 LINES = {
     (page, library): lines
-    for page in ("coming_from", "serving")
+    for page in ("coming_from", "recipes", "serving")
     for library, lines in re.findall(
         r"^```{code-block} python\n:caption: (\w+)\n(.*?)^```",
         (DOCS / f"{page}.md").read_text(),
