@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import transform_to
 from torch.optim import Adam, Optimizer
 
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.autoguide.per_site import LocScaleSite, by_log_scale
+from pyro_radial.infer.autoguide.per_site import LocScaleSite
 
 #: The root mean square of a step of log(variance) is at most this.
 LIMIT = 0.1
@@ -95,9 +94,7 @@ class PublishedRule(Optimizer):
     def _update(self, site: LocScaleSite, loc_gradient: Tensor, scale_gradient: Tensor) -> None:
         group, state = self.param_groups[0], self.state[site.loc]
         state["steps"] += 1
-        to_scale = transform_to(site.family.scale_constraint)
-        scale = to_scale(site.scale)
-        by_log = by_log_scale(to_scale, site.scale, scale)
+        scale, by_log = site.constrained_scale()
         derivative = scale_gradient * by_log
         square = state["width_square"].lerp_(derivative.square(), SHARE)
         limit = LIMIT * (1.0 - (1.0 - SHARE) ** state["steps"]) ** 0.5

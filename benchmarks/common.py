@@ -278,12 +278,16 @@ def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:
     return (train, data.train_labels), (test, data.test_labels)
 
 
-def perceptron(sizes: Sequence[int], unit: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Return linear layers of these sizes, with units between them."""
+def perceptron(sizes: Sequence[int], unit: type[nn.Module] = nn.ReLU, dropout: float = 0.0) -> nn.Sequential:
+    """Return linear layers of these sizes, with units between them, and dropout after the units if there is any."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), unit()]
-    return nn.Sequential(*layers[:-1])
+        if layers:
+            layers.append(unit())
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+        layers.append(nn.Linear(inputs, outputs))
+    return nn.Sequential(*layers)
 
 
 def uci_split(data_dir: Path, name: str, split: int) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 
 """Sets of rows, from a table of 300 rows to 54,000 images, and a network for each."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import Pair, flat_images, uci_split
+from benchmarks.common import Pair, flat_images, perceptron, uci_split
 from benchmarks.uncertainty._adult import encoded_adult
 from benchmarks.uncertainty._lenet import lenet
 from tutorials import image_sets
@@ -52,10 +51,7 @@ def network_of(name: str, inputs: int, dropout: float = 0.0) -> nn.Module:
         PERCEPTRON: (200, 200, 200, 200, 10),
         DEEP_PERCEPTRON: (200, 200, 200, 200, 10),
     }.get(name, (50, 1))
-    layers: list[nn.Module] = [nn.Linear(inputs, sizes[0])]
-    for units, outputs in pairwise(sizes):
-        layers += [nn.ReLU(), nn.Dropout(dropout), nn.Linear(units, outputs)]
-    return nn.Sequential(*layers)
+    return perceptron((inputs, *sizes), dropout=dropout)
 
 
 def data_of(name: str, scored: int, data_dir: Path, split: int | None = None) -> tuple[Pair, Pair]:

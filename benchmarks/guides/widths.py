@@ -43,6 +43,7 @@ from benchmarks.guides._sets import (
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.infer import FitOptions
 from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.training.fit import ADAM_RATE, MOMENTUM, MOST_NORM, SGD_RATE
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import TemperatureScaling
 
@@ -136,10 +137,11 @@ def train_plain(model: Any, guide: Any, data: Pair, epochs: int, batch_size: int
     number = len(data[0]) // 10
     held_out = data[0][:number], data[1][:number]
     training = data[0][number:], data[1][number:]
-    optim, options = partial(Adam, lr=2e-3), FitOptions()
+    optim, options = partial(Adam, lr=ADAM_RATE), FitOptions()
     if data[1].dtype == torch.long:
-        optim = partial(SGD, lr=0.1 / len(training[0]), momentum=0.9)
-        options = FitOptions(clip_norm=float(len(training[0])))
+        rows = len(training[0])
+        optim = partial(SGD, lr=SGD_RATE / rows, momentum=MOMENTUM)
+        options = FitOptions(clip_norm=MOST_NORM * rows)
     settings: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed, "progress": False}
     fit(model, guide, training, validation=held_out, optim=optim, scheduler="cosine", options=options, **settings)
     return held_out

@@ -18,7 +18,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
 from torch import Tensor
-from torch.distributions import Distribution, Transform
+from torch.distributions import Distribution, transform_to
 
 from pyro_radial._pyro.checks import (
     check_choice,
@@ -83,12 +83,13 @@ class LocScaleSite(NamedTuple):
     loc: Tensor
     scale: Tensor
 
-
-def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
-    """Return the derivative of unconstrained scales by log(scale)."""
-    if isinstance(to_scale, SoftplusTransform):
-        return scale * (1.0 + unconstrained.exp().reciprocal())
-    return scale * torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
+    def constrained_scale(self) -> tuple[Tensor, Tensor]:
+        """Return the scales as the distribution takes them, and the derivative of ``scale`` by their logarithms."""
+        to_scale = transform_to(self.family.scale_constraint)
+        scale = to_scale(self.scale)
+        if isinstance(to_scale, SoftplusTransform):
+            return scale, scale * (1.0 + self.scale.exp().reciprocal())
+        return scale, scale * torch.exp(-to_scale.log_abs_det_jacobian(self.scale, scale))
 
 
 class AutoPerSite(UniquelyNamed, AutoGuide):

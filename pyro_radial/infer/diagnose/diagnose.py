@@ -10,14 +10,12 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor, nn
-from torch.distributions import transform_to
 
 from pyro_radial._pyro.compat import is_subsample, tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.autoguide.per_site import by_log_scale
 from pyro_radial.infer.data import Rows, move, num_rows
 from pyro_radial.infer.diagnose.importance import (
     LEVEL,
@@ -349,9 +347,8 @@ def _site_gradients(
             gradients = iter(torch.autograd.grad(value, parameters, allow_unused=True))
         for (name, site), by_loc, by_scale in zip(sites.items(), gradients, gradients, strict=True):
             if by_loc is not None and by_scale is not None:
-                to_scale = transform_to(site.family.scale_constraint)
-                scale = to_scale(site.scale)
-                by_width = by_scale * by_log_scale(to_scale, site.scale, scale)
+                scale, by_log_scale = site.constrained_scale()
+                by_width = by_scale * by_log_scale
                 # The derivative by a shared scale is a sum over its weights.
                 by_width = (by_width * (scale.numel() / by_loc.numel())).expand_as(by_loc)
                 by_mean = by_loc * scale / site.family.scale_of(site.site, 1.0)

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import transform_to
 from torch.optim import Adam
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial._pyro.types import Batch, Model
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.autoguide.per_site import LocScaleSite, by_log_scale
+from pyro_radial.infer.autoguide.per_site import LocScaleSite
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.loss.elbo import observed_sites, traces_of
 from pyro_radial.infer.prediction.predict import predict
@@ -139,9 +138,8 @@ class PredictiveWidths:
                     f"not finite in step {number}: the score of predictions on held-out rows, for the scale of "
                     f"site '{name}'; try a smaller learning rate"
                 )
-            to_scale = transform_to(site.family.scale_constraint)
-            factor = by_log_scale(to_scale, site.scale, to_scale(site.scale))
-            self._log_shares[position].grad = gradients[position] * factor
+            _, by_log_scale = site.constrained_scale()
+            self._log_shares[position].grad = gradients[position] * by_log_scale
         self._optimizer.param_groups[0]["lr"] = RATE * (1.0 - number / self._steps)
         self._optimizer.step()
         self._set_scales()

@@ -5,6 +5,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -17,7 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.autoguide.per_site import by_log_scale
+from pyro_radial.infer.autoguide.per_site import LocScaleSite
 
 DOUBLE = torch.float64
 GUIDES = {
@@ -152,4 +153,7 @@ def test_the_derivative_by_the_logarithm_of_scales_is_that_of_automatic_differen
     if constraint is constraints.softplus_positive:
         # By way of the density it takes two functions more, for each weight.
         monkeypatch.delattr(type(to_scale), "log_abs_det_jacobian")
-    torch.testing.assert_close(by_log_scale(to_scale, x, scale), scale / slope)
+    site = LocScaleSite(SimpleNamespace(scale_constraint=constraint), None, loc=None, scale=x)
+    computed_scale, by_log_scale = site.constrained_scale()
+    torch.testing.assert_close(computed_scale, scale)
+    torch.testing.assert_close(by_log_scale, scale / slope)
