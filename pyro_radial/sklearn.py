@@ -57,7 +57,7 @@ class _BayesianEstimator(BaseEstimator):
         optim: Optim | None = None,
         epochs: int | None = None,
         batch_size: int = 128,
-        num_samples: int = 64,
+        num_samples: int = 32,
         random_state: Any = None,
     ) -> None:
         self.network = network
@@ -156,8 +156,8 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
     and the network treats it as unknown. A row of weight 2 counts like two equal rows.
 
     The defaults were chosen on validation rows of one split of breast cancer, digits, diabetes and concrete, the prior
-    on three splits of breast cancer and digits and on 2,000 rows of adult. Natural gradients are worse on concrete,
-    level elsewhere. Twice the steps are better on digits and concrete, else worse.
+    on three splits of breast cancer and digits and on 2,000 rows of adult. Twice the steps are better on digits and
+    concrete, else worse.
 
     :param network: the network, from the standardized columns to a score for each class; or a function that makes one
         from the numbers of both. By default it has one layer of 50 ReLU units, in float64.
@@ -189,7 +189,7 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
         optim: Optim | None = None,
         epochs: int | None = None,
         batch_size: int = 128,
-        num_samples: int = 64,
+        num_samples: int = 32,
         class_weight: Mapping[Any, float] | str | None = None,
         random_state: Any = None,
     ) -> None:

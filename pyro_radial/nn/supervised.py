@@ -4,7 +4,7 @@
 """A network and a likelihood as one Pyro model, and how to find and call the network of such a model."""
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -286,15 +286,35 @@ class ModelNetwork:
         noise = read_noise(self.noise_sites, capture.trace.nodes)
         return NetworkDraw(self.bnn.one_value_each(parameters), noise, capture.trace)
 
-    def drawn_parameters(self, drawn: poutine.Trace) -> dict[str, Tensor] | None:
-        """Return the parameters that a draw of the guide holds, or None if it does not hold all of them."""
-        if self.noise_sites or not self.bnn.has_plain_sites:
+    def read_draws(
+        self, values: Mapping[str, Tensor], drawn: poutine.Trace
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+        """Return the parameters and the noise of draws of a guide, or None if they are not all there.
+
+        Noise is ``[n, 1]``, or ``[n, 1, *outputs]`` with a number for each output.
+
+        :param values: the values ``[n, *shape]`` of the guide's sites in n draws.
+        :param drawn: the trace of one of them.
+        """
+        names = self.bnn.sites_in_use
+        if not self.bnn.has_plain_sites or not {*names} <= values.keys():
             return None
-        in_use = self.bnn.sites_in_use
-        values: dict[str, Any] = {
-            name: drawn.nodes[name]["value"] for name in in_use if name in drawn
-        }
-        return values if len(values) == len(in_use) else None
+        number = len(values[names[0]])
+        noise: dict[str, Tensor] = {}
+        if {*self.noise_sites.values()} <= values.keys():
+            for argument, site in self.noise_sites.items():
+                one_each = values[site].numel() == number
+                noise[argument] = (
+                    values[site].reshape(number, 1) if one_each else values[site].unsqueeze(1)
+                )
+        else:
+            draw = self.draw(drawn)
+            sampled = {name for name, _ in draw.trace.iter_stochastic_nodes()}
+            if not sampled <= {*self.bnn.sites}:
+                return None
+            # Noise that nobody samples is the same in all draws.
+            noise = {name: value.expand(number, *value.shape) for name, value in draw.noise.items()}
+        return {name: values[name] for name in names}, noise
 
     def __call__(self, x: object, parameters: Mapping[str, Tensor]) -> Any:
         """Return the model's function at given values of the random parameters: the network's output."""
@@ -303,17 +323,9 @@ class ModelNetwork:
         args, kwargs = inputs_of(x)
         return self.bnn.at(parameters, *args, **kwargs)
 
-    def copy_of_function(self) -> Callable[[object, Mapping[str, Tensor]], Any]:
+    def copy_of_function(self) -> "NetworkCopy":
         """Return the function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
-        functional = self.bnn.computation()
-        fixed = self.bnn.fixed_tensors()
-
-        def function(x: object, parameters: Mapping[str, Tensor]) -> Any:
-            tensors = {**fixed, **self.bnn.one_value_each(parameters)}
-            f = for_likelihood(functional.single(tensors, inputs_of(x)), self.likelihood)
-            return self.likelihood.function_values(f)
-
-        return function
+        return NetworkCopy(self.bnn, self.likelihood)
 
     @contextmanager
     def _priors(self) -> Iterator[None]:
@@ -321,6 +333,32 @@ class ModelNetwork:
             for wrapper in self.wrappers:
                 stack.enter_context(wrapper.priors())
             yield
+
+
+class NetworkCopy:
+    """The function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
+
+    def __init__(self, bnn: BayesianModule, likelihood: Any) -> None:
+        self._bnn = bnn
+        self._likelihood = likelihood
+        self._functional = bnn.computation()
+        self._fixed = bnn.fixed_tensors()
+
+    def __call__(self, x: object, parameters: Mapping[str, Tensor]) -> Any:
+        """Return the function at one value of each random parameter."""
+        tensors = {**self._fixed, **self._bnn.one_value_each(parameters)}
+        f = for_likelihood(self._functional.single(tensors, inputs_of(x)), self._likelihood)
+        return self._likelihood.function_values(f)
+
+    def runs_draws_together(self, num_rows: int) -> bool:
+        """Return whether many draws at once take less time at so many rows than one after another."""
+        return self._functional.runs_draws_together(num_rows)
+
+    def many(self, x: object, draws: Mapping[str, Tensor]) -> Any:
+        """Return the function at n values ``[n, *shape]`` of each random parameter, ``[n, ...]``."""
+        shared = {**self._fixed, **self._bnn.one_value_each({})}
+        f = self._functional.many(shared, draws, inputs_of(x), is_slowness_told=False)
+        return self._likelihood.function_values(for_likelihood(f, self._likelihood))
 
 
 def find_network(model: Any) -> ModelNetwork | None:

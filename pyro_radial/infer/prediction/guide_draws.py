@@ -4,7 +4,7 @@
 """Draws of a posterior's sites, from a guide or from samples, and checks that they fit the model."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -15,23 +15,46 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import handlers_around, is_subsample
 from pyro_radial._pyro.random_numbers import seeded
-from pyro_radial._pyro.types import Batch, Guide, Model, Node
+from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.per_site import AutoPerSite
+from pyro_radial.infer.prediction.even_draws import even_draws
 from pyro_radial.infer.prediction.prediction import are_identical
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.modules import device_of, evaluating
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
+# Independent ones; the error of 32 even draws is that of 64.
+DEFAULT_NUM_DRAWS = 64
+# Draws that are made at once have at most so many numbers, 64 MB, unless two of them have more.
+NUMBERS_IN_BLOCK = 2**24
+
+
+class DrawBlock(NamedTuple):
+    """Draws of a guide that are made at once: n from its sites' distributions, or one by a run of the guide."""
+
+    #: The values ``[n, *shape]`` by site.
+    values: dict[str, Tensor]
+    #: The sites, with values if the guide ran.
+    sites: poutine.Trace
+    is_from_distributions: bool
+    #: For each draw a seed of what the model samples, so that it moves no draw of the guide.
+    seeds: list[int]
+
+    def trace(self, number: int) -> poutine.Trace:
+        """Return one of the draws, as a trace that a model can be replayed with."""
+        if not self.is_from_distributions:
+            return self.sites
+        return _copy_trace(self.sites, lambda name: self.values[name][number])
+
 
 class GuideDraws:
     """Draws of all sites of a guide.
 
     A guide of this library samples every site from a distribution that depends on its parameters alone. After its
-    first run, further draws come from these distributions, in the guide's order; they are the numbers that the guide
-    itself would draw. Any other guide runs for every draw, and so does a guide with a ``forward`` of its own, with
-    plates, or with a handler around it or around this call.
+    first run, further draws come from these distributions, in the guide's order. Any other guide runs for every draw,
+    and so does a guide with a ``forward`` of its own, with plates, or with a handler around it or around this call.
 
     :param guide: a guide with its parameters.
     :raises ValueError: for what is not a guide, for an autoguide without parameters, and from a draw for one under
@@ -45,13 +68,32 @@ class GuideDraws:
             )
         check_has_parameters("guide", guide)
         self._guide = guide
-        #: The sites of the first draw without values, if the next draw comes from their distributions; else None.
+        #: The sites of the first run without values, if draws come from their distributions; else None.
         self.distributions: poutine.Trace | None = None
 
-    def draw(self, *args: object) -> poutine.Trace:
-        """Draw all sites once, as a trace that a model can be replayed with."""
-        if self.distributions is not None:
-            return _copy_trace(self.distributions, lambda site: site["fn"]())
+    @property
+    def default_number(self) -> int:
+        """How many draws suffice for most predictions: half as many if they are even."""
+        is_even = not handlers_around() and _own_sites(self._guide) is not None
+        return DEFAULT_NUM_DRAWS // 2 if is_even else DEFAULT_NUM_DRAWS
+
+    def block(self, most: int, *args: object) -> DrawBlock:
+        """Draw all sites some times, at most ``most``: as often as memory allows, or once if the guide runs.
+
+        The number depends on the sites alone. Draws from distributions are those of :func:`even_draws`.
+        """
+        trace = self.run(*args) if self.distributions is None else self.distributions
+        sites = dict[str, Any](trace.iter_stochastic_nodes())
+        if self.distributions is None:
+            values = {name: site["value"].unsqueeze(0) for name, site in sites.items()}
+            return DrawBlock(values, trace, False, _seeds(1))
+        size = sum(site["fn"].shape().numel() for site in sites.values())
+        number = min(most, max(2, NUMBERS_IN_BLOCK // size))
+        values = {name: even_draws(site["fn"], number) for name, site in sites.items()}
+        return DrawBlock(values, self.distributions, True, _seeds(number))
+
+    def run(self, *args: object) -> poutine.Trace:
+        """Run the guide once, and return the trace, which a model can be replayed with."""
         trace = poutine.trace(self._guide).get_trace(*args)
         for name, site in trace.iter_stochastic_nodes():
             check_drawn(name, site, "guide must draw whole functions")
@@ -59,7 +101,7 @@ class GuideDraws:
         names = {name for name, _ in trace.iter_stochastic_nodes()}
         if not handlers_around() and _own_sites(self._guide) == names:
             # Without its values, which are a copy of all weights.
-            self.distributions = _copy_trace(trace, lambda site: None)
+            self.distributions = _copy_trace(trace, lambda name: None)
         return trace
 
     def is_point(self, drawn: poutine.Trace, ignored: set[str]) -> bool:
@@ -188,11 +230,15 @@ def check_has_parameters(argument: str, guide: object) -> None:
             )
 
 
-def _copy_trace(trace: poutine.Trace, value_of: Callable[[Node], object]) -> poutine.Trace:
-    """Return a trace with the same sites, each with a value that ``value_of`` makes."""
+def _seeds(number: int) -> list[int]:
+    return torch.randint(2**62, (number,), device="cpu").tolist()
+
+
+def _copy_trace(trace: poutine.Trace, value_of: Callable[[str], object]) -> poutine.Trace:
+    """Return a trace with the same sites, each with the value of its name."""
     copied = poutine.Trace()
     for name, site in trace.iter_stochastic_nodes():
-        copied.add_node(name, **{**site, "value": value_of(site)})
+        copied.add_node(name, **{**site, "value": value_of(name)})
     return copied
 
 

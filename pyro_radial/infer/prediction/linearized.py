@@ -93,7 +93,7 @@ def joint_posterior(guide: Guide, x: Tensor, method: str) -> dict[str, Any]:
             )
         posterior |= member.posterior()
     with one_at_a_time(), evaluating(guide):
-        check_global(draws.draw(x), "method must be 'draws'", repr(method))
+        check_global(draws.run(x), "method must be 'draws'", repr(method))
     return posterior
 
 

@@ -24,13 +24,13 @@ from pyro_radial.infer.prediction.prediction import (
     warn_if_identical,
 )
 from pyro_radial.nn.fixed_tensors import place_below
-from pyro_radial.nn.functional_net import Arguments, FunctionalNet, loop
+from pyro_radial.nn.functional_net import FEW_ROWS, Arguments, FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.nn.supervised import ModelNetwork, for_likelihood, inputs_of, network_of
 
-# Many rows of these take up to seven times as long under vmap as in a loop on a CPU, few rows half as long.
+# Many rows of these take up to seven times as long under vmap as in a loop on a CPU, few rows a fifth to a half.
 SLOW_UNDER_VMAP = (nn.Conv1d, nn.Conv2d)
 
 
@@ -52,7 +52,7 @@ class SampledNetwork(nn.Module):
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`, also under a
         :class:`~pyro_radial.PriorChain` or :func:`~pyro_radial.poutine.swap_prior`; or a ``BayesianModule``.
     :param guide: its trained guide; random parameters that it leaves out are drawn from the model's priors.
-    :param int num_samples: the number of draws, S.
+    :param int num_samples: the number of draws, S; by default as many as :func:`~pyro_radial.predict` makes.
     :param int chunk_size: the number of draws in one ``vmap``, which bounds the memory of a call.
     :param x: a row or two of inputs, for a guide that takes inputs.
     :raises ValueError: for another model, a number below one, an autoguide without parameters, a guide with sites
@@ -81,13 +81,14 @@ class SampledNetwork(nn.Module):
         self,
         model: Callable[..., object],
         guide: Callable[..., object],
-        num_samples: int = 64,
+        num_samples: int | None = None,
         chunk_size: int = 8,
         *,
         x: Any = None,
     ) -> None:
         super().__init__()
-        self.num_samples = positive_count("num_samples", num_samples)
+        number = GuideDraws(guide).default_number if num_samples is None else num_samples
+        self.num_samples = positive_count("num_samples", number)
         self.chunk_size = positive_count("chunk_size", chunk_size)
         network = network_of(model)
         # In a tuple, so that it is not a submodule with parameters.
@@ -95,13 +96,15 @@ class SampledNetwork(nn.Module):
         args: tuple[Batch, ...] = ()
         if x is not None:
             args = (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
-        draws, noise, idle = _draw_parameters(model, guide, network, num_samples, args)
+        draws, noise, idle = _draw_parameters(model, guide, network, self.num_samples, args)
         # Not a submodule, since calls use the buffers. Each thread takes its own copy, since a call changes it.
         self._functional = network.bnn.computation()
         self._unused: list[FunctionalNet] = []
+        self._are_few_rows_batched = False
         for layer in self._functional.skeleton.modules():
             if isinstance(layer, SLOW_UNDER_VMAP) and network.bnn.device.type == "cpu":
                 self.batching = "loop"
+                self._are_few_rows_batched = True
             if isinstance(layer, nn.TransformerEncoderLayer):
                 # A compiler does not see that the fast path is off, but it sees that a layer with a hook has none.
                 layer.register_forward_pre_hook(_no_change)
@@ -122,7 +125,8 @@ class SampledNetwork(nn.Module):
         """How draws run: together by ``"vmap"``, or one after another in a ``"loop"``.
 
         It starts as ``"loop"`` where vmap cannot batch the network, and on a CPU for ``nn.Conv1d`` and ``nn.Conv2d``,
-        which are slower under vmap with many rows. You may set it, for example after a move to another device.
+        which are slower under vmap with many rows; calls with at most eight rows still run under vmap there. You may
+        set it for all calls, for example after a move to another device.
         """
         return self._functional.batching
 
@@ -130,6 +134,7 @@ class SampledNetwork(nn.Module):
     def batching(self, batching: str) -> None:
         check_choice("batching", batching, ("vmap", "loop"))
         self._functional.batching = batching
+        self._are_few_rows_batched = False
         self._unused.clear()
 
     def forward(self, *args: object, **kwargs: object) -> Any:
@@ -141,10 +146,14 @@ class SampledNetwork(nn.Module):
         """
         drawn = _buffers_of(self.draws)
         shared = _buffers_of(self.shared)
-        run = self._run_traced if torch.compiler.is_compiling() else self._run_eager
+        size, run = self.chunk_size, self._run_eager
+        if torch.compiler.is_compiling():
+            run = self._run_traced
+        elif _first_size((args, kwargs)) <= FEW_ROWS:
+            size = self.num_samples
         outputs = []
-        for start in range(0, self.num_samples, self.chunk_size):
-            some = slice(start, start + self.chunk_size)
+        for start in range(0, self.num_samples, size):
+            some = slice(start, start + size)
             chunk = {name: tensor[some] for name, tensor in drawn.items()}
             outputs.append(run(shared, chunk, args, kwargs))
         return tree_map(
@@ -206,11 +215,14 @@ class SampledNetwork(nn.Module):
             functional = self._unused.pop()
         except IndexError:
             functional = copy.deepcopy(self._functional)
+        is_batched = self._are_few_rows_batched and _first_size((args, kwargs)) <= FEW_ROWS
+        functional.batching = "vmap" if is_batched else self._functional.batching
         try:
             return functional.many(shared, drawn, Arguments(args, kwargs))
         finally:
             if functional.batching == "loop":
                 self._functional.batching = "loop"
+                self._are_few_rows_batched &= not is_batched
             self._unused.append(functional)
 
     def _run_traced(
@@ -249,28 +261,39 @@ def _draw_parameters(
     draws: dict[str, Tensor] = {}
     noise: dict[str, Tensor] = {}
     idle: dict[str, Tensor] = {}
-    for number in range(num_samples):
+    number = 0
+    while number < num_samples:
         # In the order of predict, so that the same seed gives the same draws.
         with one_at_a_time(), evaluating(model, guide):
-            drawn = guide_draws.draw(*args)
+            block = guide_draws.block(num_samples - number, *args)
             check_global(
-                drawn, "guide must be of the network alone", "draws that belong to their rows"
+                block.sites, "guide must be of the network alone", "draws that belong to their rows"
             )
-            with seeded(int(torch.randint(2**62, ())), device):
-                draw = network.draw(drawn)
-        if number == 0:
-            check_sites(drawn, draw.trace)
-            for name, value in draw.parameters.items():
-                if name in in_use:
-                    draws[name] = value.new_empty(num_samples, *value.shape)
-                else:
-                    idle[name] = value.clone()
-            for name, value in draw.noise.items():
-                noise[name] = value.new_empty(num_samples, *value.shape)
-        for stack, values in ((draws, draw.parameters), (noise, draw.noise)):
-            for name, tensor in stack.items():
-                tensor[number] = values[name]
+            for index, seed in enumerate(block.seeds):
+                drawn = block.trace(index)
+                with seeded(seed, device):
+                    draw = network.draw(drawn)
+                if number == 0:
+                    check_sites(drawn, draw.trace)
+                    for name, value in draw.parameters.items():
+                        if name in in_use:
+                            draws[name] = value.new_empty(num_samples, *value.shape)
+                        else:
+                            idle[name] = value.clone()
+                    for name, value in draw.noise.items():
+                        noise[name] = value.new_empty(num_samples, *value.shape)
+                for stack, values in ((draws, draw.parameters), (noise, draw.noise)):
+                    for name, tensor in stack.items():
+                        tensor[number] = values[name]
+                number += 1
     return draws, noise, idle
+
+
+def _first_size(inputs: object) -> int:
+    """Return the number of rows of a network's inputs: the first size of their first tensor."""
+    return next(
+        (len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0
+    )
 
 
 def _has_open_size(inputs: object) -> bool:

@@ -1,8 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of a guide are those that its own runs make, and of sites that the model has."""
+"""Draws of a guide have its distributions, or are those that its own runs make, of sites that the model has."""
 
+import sys
 from functools import partial
 
 import pyro
@@ -63,23 +64,59 @@ def made(kind):
     return guide, says_all
 
 
-@pytest.mark.parametrize("kind", GUIDES)
+@pytest.mark.parametrize("kind", [kind for kind, (*_, says_all) in GUIDES.items() if not says_all])
 @torch.no_grad()
 def test_draws_are_the_numbers_that_runs_of_the_guide_make(kind):
-    guide, says_all = made(kind)
-    pyro.set_rng_seed(3)
-    expected = [dict(poutine.trace(guide).get_trace(X).iter_stochastic_nodes()) for _ in range(4)]
-    state = torch.get_rng_state()
+    guide, _ = made(kind)
     pyro.set_rng_seed(3)
     draws = GuideDraws(guide)
-    found = [dict(draws.draw(X).iter_stochastic_nodes()) for _ in range(4)]
-    assert (draws.distributions is not None) == says_all
-    assert torch.equal(torch.get_rng_state(), state)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name]["value"], theirs[name]["value"]) for name in ours)
-    if kind != "point":
-        assert not torch.equal(found[0]["bias"]["value"], found[1]["bias"]["value"])
+    blocks = [draws.block(4, X) for _ in range(3)]
+    assert draws.distributions is None
+    pyro.set_rng_seed(3)
+    for block in blocks:
+        expected = dict(poutine.trace(guide).get_trace(X).iter_stochastic_nodes())
+        assert len(block.seeds) == 1
+        assert block.seeds == torch.randint(2**62, (1,)).tolist()
+        for name, site in block.trace(0).iter_stochastic_nodes():
+            assert torch.equal(site["value"], expected.pop(name)["value"])
+            assert torch.equal(block.values[name][0], site["value"])
+        assert not expected
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (*_, says_all) in GUIDES.items() if says_all])
+@torch.no_grad()
+def test_draws_of_known_distributions_are_made_in_blocks(kind):
+    guide, _ = made(kind)
+    sites = dict(poutine.trace(guide).get_trace(X).iter_stochastic_nodes())
+    draws = GuideDraws(guide)
+    block = draws.block(1000, X)
+    assert len(block.seeds) == len(set(block.seeds)) == 1000
+    assert block.values.keys() == sites.keys()
+    for name, site in sites.items():
+        values = block.values[name]
+        assert values.shape == (1000, *site["value"].shape)
+        assert torch.equal(block.trace(7).nodes[name]["value"], values[7])
+        distribution = site["fn"]
+        expected = distribution.sample((1000,))
+        error = (expected.var(0) / 1000).sqrt().clamp_min(1e-6)
+        assert ((values.mean(0) - expected.mean(0)).abs() < 6 * error).all()
+        # Radii have heavy tails in no case: the variance of a variance is at most ten times its square.
+        ratio = (values.var(0) + 1e-9) / (expected.var(0) + 1e-9)
+        assert ((ratio - 1.0).abs() < 6 * (2 * 10 / 1000) ** 0.5).all()
+    # Memory bounds the number, but a pair fits always.
+    small = [draws.block(5, X), draws.block(2, X)]
+    assert [len(block.seeds) for block in small] == [5, 2]
+
+
+@torch.no_grad()
+def test_memory_bounds_a_block(monkeypatch):
+    # The package's attribute of this name is the function.
+    monkeypatch.setattr(sys.modules[GuideDraws.__module__], "NUMBERS_IN_BLOCK", 40)
+    guide, _ = made("radial")  # 8 numbers
+    draws = GuideDraws(guide)
+    assert [len(draws.block(most, X).seeds) for most in (64, 3)] == [5, 3]
+    monkeypatch.setattr(sys.modules[GuideDraws.__module__], "NUMBERS_IN_BLOCK", 1)
+    assert [len(draws.block(most, X).seeds) for most in (64, 1)] == [2, 1]
 
 
 @torch.no_grad()
@@ -88,7 +125,7 @@ def test_a_guide_that_calls_itself_differently_runs_for_every_draw():
     plain = guide.forward
     guide.forward = lambda *args: plain(*args)
     draws = GuideDraws(guide)
-    draws.draw(X)
+    draws.block(4, X)
     assert draws.distributions is None
 
 
@@ -102,7 +139,7 @@ def test_rows_of_a_plate_are_drawn_anew():
     with pytest.warns(UserWarning, match="plain mean field"):
         guide.setup(X)
     draws = GuideDraws(guide)
-    rows = {tuple(draws.draw(X).nodes["rows"]["value"].tolist()) for _ in range(20)}
+    rows = {tuple(draws.block(4, X).values["rows"][0].tolist()) for _ in range(20)}
     assert draws.distributions is None
     assert len(rows) > 5
 
