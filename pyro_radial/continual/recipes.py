@@ -39,6 +39,8 @@ class Recipe:
 
     :param int epochs: passes over the data of each task.
     :param int batch_size: rows of a step.
+    :param int fewest_steps: steps that a task takes at least, by smaller batches if it has few rows; see
+        :func:`~pyro_radial.continual.train_stream`. No measured task has fewer.
     :param float learning_rate: learning rate of means, which falls to zero within each task.
     :param float scale_rate: learning rate of scales, which falls too; None for that of means.
     :param float init_stddev: standard deviation of weights at the start of the first task.
@@ -52,6 +54,7 @@ class Recipe:
 
     epochs: int
     batch_size: int = 512
+    fewest_steps: int = 400
     learning_rate: float = 3e-3
     scale_rate: float | None = 1e-2
     init_stddev: float = 0.03
@@ -90,6 +93,7 @@ class Recipe:
             "scheduler": "cosine",
             "epochs": self.epochs,
             "batch_size": self.batch_size,
+            "fewest_steps": self.fewest_steps,
         }
 
 
@@ -120,7 +124,7 @@ def functions(size: int = 200, *, heads: bool = False) -> Recipe:
     """Return the settings that remember most with some inputs of each task kept, without labels.
 
     The network's functions are held at these inputs. If tasks bring new classes under one head, take the settings with
-    heads, and ten epochs for the 12,000 rows of a measured task. That is 470 steps: give fewer rows more epochs.
+    heads, and ten epochs for the 12,000 rows of a measured task.
 
     :param int size: number of inputs to keep of each task.
     :param bool heads: whether each task has a head of its own.

@@ -18,10 +18,12 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import (
     check_choice,
     load_states,
+    non_negative_integer,
     positive_count,
     prefix_errors,
     random_seed,
     states,
+    warn,
 )
 from pyro_radial.continual.coresets import Coreset, store_coreset
 from pyro_radial.continual.function_memory import remember_functions
@@ -41,7 +43,7 @@ from pyro_radial.infer.training.checkpoint import (
     plain_settings,
     stateful_attributes,
 )
-from pyro_radial.infer.training.fit import fit
+from pyro_radial.infer.training.fit import DEFAULT_BATCH_SIZE, fit
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head
@@ -54,6 +56,9 @@ TRAINING = 0
 CORESET = 1
 PREDICTION = 2
 UNTRAINED = 3
+
+# The smallest batch that the number of steps decides.
+SMALLEST_BATCH = 32
 
 #: Arguments of :func:`~pyro_radial.fit` by name.
 FitOptions = Mapping[str, Any]
@@ -70,6 +75,7 @@ def train_stream(
     measure_on: str = "test",
     forward_transfer: bool = False,
     num_samples: int = 64,
+    fewest_steps: int = 0,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -100,6 +106,8 @@ def train_stream(
     :param bool forward_transfer: whether to measure each task before it is learned, too, for
         ``AccuracyMatrix.forward_transfer``; this takes two more predictions for each task.
     :param int num_samples: number of posterior draws for a prediction.
+    :param int fewest_steps: steps that a task takes at least: ``batch_size`` is halved for a task with fewer, but not
+        below 32 rows. A warning names a task that still has fewer.
     :param int seed: seed of all random numbers here; create the model from a seed too.
     :param checkpoint: a folder. A killed run resumes from there when it is called again with the same model and
         settings, and ends bit for bit like an undisturbed one. A finished run goes on if the stream has more tasks.
@@ -131,6 +139,7 @@ def train_stream(
     first_task = {} if first_task is None else first_task
     _check_options(chain, measure_on, coreset, fit_options, first_task)
     positive_count("num_samples", num_samples)
+    non_negative_integer("fewest_steps", fewest_steps)
     random_seed("seed", seed, bits=64)
     if not isinstance(stream, TaskStream):
         raise ValueError(
@@ -144,6 +153,7 @@ def train_stream(
         coreset,
         measure_on,
         num_samples,
+        fewest_steps,
         seed,
         fit_options,
         first_task,
@@ -217,6 +227,7 @@ class _StreamTraining:
     coreset: Coreset | None
     measure_on: str
     num_samples: int
+    fewest_steps: int
     seed: int
     fit_options: FitOptions
     first_task: FitOptions
@@ -238,6 +249,10 @@ class _StreamTraining:
             options["checkpoint"] = self.file.path.with_name(f"task-{number}.pt")
         if number == 0:
             options.update(self.first_task)
+        if self.fewest_steps:
+            options["batch_size"] = _batch_size(
+                task.name, num_rows(rows[0]), self.fewest_steps, **options
+            )
         other_heads: list[int] = []
         if self.coreset is not None and self.coreset.use == "functions" and number:
             loss = remember_functions(
@@ -442,6 +457,7 @@ class _StreamTraining:
         return {
             "form": self.chain.form,
             "weight": self.chain.weight,
+            "fewest_steps": self.fewest_steps,
             "tasks": self.stream.names,
             "measure_on": self.measure_on,
             "num_samples": self.num_samples,
@@ -458,6 +474,26 @@ class _StreamTraining:
             **stateful_attributes(self.fit_options.get("loss")),
             "callback": getattr(callback, "__self__", callback),
         }
+
+
+def _batch_size(
+    name: str,
+    rows: int,
+    fewest_steps: int,
+    epochs: int = 10,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    **_: object,
+) -> int:
+    """Return a size of batches, at most the given one, with which a task of so many rows has enough steps."""
+    while epochs * -(-rows // batch_size) < fewest_steps and batch_size >= 2 * SMALLEST_BATCH:
+        batch_size //= 2
+    steps = epochs * -(-rows // batch_size)
+    if steps < fewest_steps:
+        warn(
+            f"task {name!r} has {steps} steps in batches of {batch_size}, and needs {fewest_steps} (fewest_steps); "
+            f"give it more epochs than {epochs}"
+        )
+    return batch_size
 
 
 def _guide_without_sites(*args: object, **kwargs: object) -> None:

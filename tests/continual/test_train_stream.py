@@ -98,6 +98,24 @@ def test_the_coreset_is_used_for_the_prediction():
     assert accuracies[1] == 1.0
 
 
+def test_few_rows_have_smaller_batches_until_a_task_has_enough_steps(fits):
+    tasks = class_split_stream(clusters(2 * 512, 0), clusters(16, 1), classes_per_task=2)
+    # Of 512 rows for a task: 4 steps of 256 rows in two epochs, 8 of 128, 16 of 64, 32 of 32.
+    learn(tasks=tasks, epochs=2, batch_size=256, fewest_steps=9)
+    assert [call["batch_size"] for call in fits] == [64, 64]
+    fits.clear()
+    learn(tasks=tasks, epochs=2, batch_size=256, fewest_steps=0)
+    learn(tasks=tasks, epochs=2, batch_size=256, fewest_steps=4)
+    learn(tasks=tasks, epochs=2, batch_size=40, fewest_steps=20)
+    assert [call["batch_size"] for call in fits] == [256, 256, 256, 256, 40, 40]
+    fits.clear()
+    with pytest.warns(UserWarning, match=r"task 'classes 0, 1' has 32 steps in batches of 32, and needs 33"):
+        learn(tasks=tasks[:1], epochs=2, batch_size=256, fewest_steps=33)
+    assert [call["batch_size"] for call in fits] == [32]
+    with pytest.raises(ValueError, match="fewest_steps must be"):
+        learn(fewest_steps=-1)
+
+
 BAD = {
     "validation": ({"validation": clusters(8, 0)}, r"fit_options must leave .* got \['validation'\]"),
     "coreset's seed": ({"coreset": Coreset(2, fit_options={"seed": 1})}, r"coreset must leave .* got \['seed'\]"),
