@@ -304,4 +304,5 @@ def draw_by_method(results: Results, published: Mapping[str, float] = MappingPro
             ax.text(value, len(methods) - 0.4, title, rotation=30, fontsize=6, color="0.4")
         ax.set(yticks=range(len(methods)), yticklabels=methods if place == 0 else [""] * len(methods))
         ax.set_xlabel(f"test {SCORES[name]}")
+        ax.locator_params(axis="x", nbins=5)
     return figure

@@ -57,7 +57,7 @@ SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
 #: By ``fit``'s defaults; widths follow predictions for the validation rows. The prior was chosen in ``guides.priors``.
-PREDICTIVE_RADIAL = "radial, predictive widths"
+PREDICTIVE_RADIAL, PREDICTIVE_MEAN_FIELD = "radial, predictive widths", "mean field, predictive widths"
 #: All weights keep one width.
 ONE_WIDTH_RADIAL, ONE_WIDTH_MEAN_FIELD = "radial, one width", "mean field, one width"
 
@@ -354,13 +354,13 @@ def variational(kind: str, task: Task, size: int = 1) -> Trained:
     return Trained(_seeded(task.seed, draws), seconds, details)
 
 
-def predictive(task: Task) -> Trained:
-    """A guide whose widths follow predictions, by the defaults of ``fit``."""
+def predictive(guide_class: type[AutoRadial] | type[AutoMeanField], name: str, task: Task) -> Trained:
+    """A guide whose widths follow predictions, by the defaults of ``fit``; checkpoints are in the folder ``name``."""
     setting = task.setting
     torch.manual_seed(task.seed)
     model = SupervisedModel(BayesianModule(task.make_net(0.0), FanIn(math.sqrt(2.0))), likelihoods.Categorical())
-    guide = AutoRadial(model, widths="predictive")
-    folder = None if task.folder is None else task.folder / "predictive_radial"
+    guide = guide_class(model, widths="predictive")
+    folder = None if task.folder is None else task.folder / name
     clock = _Clock(None if folder is None else folder / "seconds", 0.0)
     result = fit(
         model,
@@ -482,7 +482,8 @@ OTHERS: dict[str, Method] = {
     NATURAL_RADIAL: _NATURAL_RADIAL,
     NATURAL_ROWS: partial(_with, partial(variational, ROWS), optimizer="natural"),
     NATURAL_ENSEMBLE: partial(_with_members, _NATURAL_RADIAL),
-    PREDICTIVE_RADIAL: predictive,
+    PREDICTIVE_RADIAL: partial(predictive, AutoRadial, "predictive_radial"),
+    PREDICTIVE_MEAN_FIELD: partial(predictive, AutoMeanField, "predictive_mean_field"),
     ONE_WIDTH_RADIAL: _NATURAL_RADIAL,
     ONE_WIDTH_MEAN_FIELD: _NATURAL_MEAN_FIELD,
 }

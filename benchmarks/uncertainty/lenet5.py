@@ -41,6 +41,7 @@ from benchmarks.uncertainty._methods import (
     NATURAL_ROWS,
     ONE_WIDTH_MEAN_FIELD,
     ONE_WIDTH_RADIAL,
+    PREDICTIVE_MEAN_FIELD,
     PREDICTIVE_RADIAL,
     RADIAL,
     SGD,
@@ -58,6 +59,7 @@ from tutorials import image_sets
 
 METHODS = (
     PREDICTIVE_RADIAL,
+    PREDICTIVE_MEAN_FIELD,
     NATURAL_RADIAL,
     SGD,
     SGD_TEMPERATURE,
@@ -76,6 +78,7 @@ METHODS = (
 #: Some have fewer seeds than are asked for, to save time. Zero stands for a method tried on validation rows alone.
 SEEDS = {
     PREDICTIVE_RADIAL: 5,
+    PREDICTIVE_MEAN_FIELD: 5,
     ADAMW: 5,
     NATURAL_ROWS: 3,
     ONE_WIDTH_RADIAL: 0,
@@ -107,6 +110,7 @@ _ONE_WIDTH = {"rate": 0.2, "hess_init": 0.2, "hess_rate": 1e-9, "prior_stddev": 
 CANDIDATES = {
     # No width or rate is given; as many epochs as the best plain network trains for.
     PREDICTIVE_RADIAL: ({"epochs": 40},),
+    PREDICTIVE_MEAN_FIELD: ({"epochs": 40},),
     NATURAL_RADIAL: _BY_NATURAL_GRADIENT,
     NATURAL_MEAN_FIELD: _BY_NATURAL_GRADIENT,
     SGD: (
@@ -246,6 +250,7 @@ def described_spread(results: Results) -> str:
 RADIAL_AND_MEAN_FIELD = (
     ("natural gradient", "test", NATURAL_RADIAL, NATURAL_MEAN_FIELD),
     ("Adam", "test", RADIAL, MEAN_FIELD),
+    ("predictive widths", "test", PREDICTIVE_RADIAL, PREDICTIVE_MEAN_FIELD),
     ("natural gradient", "choice", NATURAL_RADIAL, NATURAL_MEAN_FIELD),
     ("natural gradient, one width for all weights", "choice", ONE_WIDTH_RADIAL, ONE_WIDTH_MEAN_FIELD),
 )
