@@ -57,7 +57,7 @@ class _BayesianEstimator(BaseEstimator):
         optim: Optim | None = None,
         epochs: int | None = None,
         batch_size: int = 128,
-        num_samples: int = 32,
+        num_samples: int = 64,
         random_state: Any = None,
     ) -> None:
         self.network = network
@@ -189,7 +189,7 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):
         optim: Optim | None = None,
         epochs: int | None = None,
         batch_size: int = 128,
-        num_samples: int = 32,
+        num_samples: int = 64,
         class_weight: Mapping[Any, float] | str | None = None,
         random_state: Any = None,
     ) -> None:

@@ -54,7 +54,7 @@ class Recipe:
 
     epochs: int
     batch_size: int = 512
-    fewest_steps: int = 400
+    fewest_steps: int | None = 400
     learning_rate: float = 3e-3
     scale_rate: float | None = 1e-2
     init_stddev: float = 0.03

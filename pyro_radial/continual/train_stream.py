@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import (
     check_choice,
     load_states,
-    non_negative_integer,
     positive_count,
     prefix_errors,
     random_seed,
@@ -75,7 +74,7 @@ def train_stream(
     measure_on: str = "test",
     forward_transfer: bool = False,
     num_samples: int = 64,
-    fewest_steps: int = 0,
+    fewest_steps: int | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -139,7 +138,8 @@ def train_stream(
     first_task = {} if first_task is None else first_task
     _check_options(chain, measure_on, coreset, fit_options, first_task)
     positive_count("num_samples", num_samples)
-    non_negative_integer("fewest_steps", fewest_steps)
+    if fewest_steps is not None:
+        positive_count("fewest_steps", fewest_steps)
     random_seed("seed", seed, bits=64)
     if not isinstance(stream, TaskStream):
         raise ValueError(
@@ -227,7 +227,7 @@ class _StreamTraining:
     coreset: Coreset | None
     measure_on: str
     num_samples: int
-    fewest_steps: int
+    fewest_steps: int | None
     seed: int
     fit_options: FitOptions
     first_task: FitOptions
@@ -249,7 +249,7 @@ class _StreamTraining:
             options["checkpoint"] = self.file.path.with_name(f"task-{number}.pt")
         if number == 0:
             options.update(self.first_task)
-        if self.fewest_steps:
+        if self.fewest_steps is not None:
             options["batch_size"] = _batch_size(
                 task.name, num_rows(rows[0]), self.fewest_steps, **options
             )

@@ -287,19 +287,19 @@ class ModelNetwork:
         return NetworkDraw(self.bnn.one_value_each(parameters), noise, capture.trace)
 
     def read_draws(
-        self, values: Mapping[str, Tensor], drawn: poutine.Trace
+        self, values: Mapping[str, Tensor], number: int, drawn: poutine.Trace
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
         """Return the parameters and the noise of draws of a guide, or None if they are not all there.
 
         Noise is ``[n, 1]``, or ``[n, 1, *outputs]`` with a number for each output.
 
         :param values: the values ``[n, *shape]`` of the guide's sites in n draws.
+        :param number: n.
         :param drawn: the trace of one of them.
         """
         names = self.bnn.sites_in_use
         if not self.bnn.has_plain_sites or not {*names} <= values.keys():
             return None
-        number = len(values[names[0]])
         noise: dict[str, Tensor] = {}
         if {*self.noise_sites.values()} <= values.keys():
             for argument, site in self.noise_sites.items():

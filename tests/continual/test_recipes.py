@@ -102,7 +102,7 @@ def test_a_chain_has_what_the_recipe_says():
 def test_a_stream_is_learned_by_a_recipe(heads, kept):
     recipe = recipes.functions(6, heads=heads) if kept else recipes.nothing_kept(heads=heads)
     # With heads and nothing kept, functions are held at all 24 rows, not at 2,000.
-    recipe = replace(recipe, epochs=12, batch_size=8, fewest_steps=0, learning_rate=0.1)
+    recipe = replace(recipe, epochs=12, batch_size=8, fewest_steps=None, learning_rate=0.1)
     torch.manual_seed(0)
     net = MultiHead(nn.Linear(4, 8), [nn.Linear(8, 2) for _ in range(2)]) if heads else nn.Linear(4, 4)
     test = clusters(16, 2)

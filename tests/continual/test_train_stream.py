@@ -104,7 +104,7 @@ def test_few_rows_have_smaller_batches_until_a_task_has_enough_steps(fits):
     learn(tasks=tasks, epochs=2, batch_size=256, fewest_steps=9)
     assert [call["batch_size"] for call in fits] == [64, 64]
     fits.clear()
-    learn(tasks=tasks, epochs=2, batch_size=256, fewest_steps=0)
+    learn(tasks=tasks, epochs=2, batch_size=256, fewest_steps=None)
     learn(tasks=tasks, epochs=2, batch_size=256, fewest_steps=4)
     learn(tasks=tasks, epochs=2, batch_size=40, fewest_steps=20)
     assert [call["batch_size"] for call in fits] == [256, 256, 256, 256, 40, 40]
@@ -113,7 +113,7 @@ def test_few_rows_have_smaller_batches_until_a_task_has_enough_steps(fits):
         learn(tasks=tasks[:1], epochs=2, batch_size=256, fewest_steps=33)
     assert [call["batch_size"] for call in fits] == [32]
     with pytest.raises(ValueError, match="fewest_steps must be"):
-        learn(fewest_steps=-1)
+        learn(fewest_steps=0)
 
 
 BAD = {

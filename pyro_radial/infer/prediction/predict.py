@@ -315,7 +315,8 @@ class _NetworkRun:
         self._is_checked = False
         # The parameters and noise of all draws of the block, if the guide draws them.
         self._read: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
-        # Of the present draws, [n, *shape].
+        # Of the n present draws, [n, *shape].
+        self._number = 0
         self._parameters: dict[str, Tensor] = {}
         #: The noise of the draws, ``[n, 1, ...]`` by argument of ``observation``.
         self.noise: dict[str, Tensor] = {}
@@ -329,10 +330,10 @@ class _NetworkRun:
         """Return the draws of a block that run at once: all at few rows, if the guide draws all that they need."""
         is_checked, self._is_checked = self._is_checked, True
         with seeded(block.seeds[0], self._network.bnn.device):
-            self._read = self._network.read_draws(block.values, block.trace(0))
+            drawn = block.trace(0)
+            self._read = self._network.read_draws(block.values, len(block.seeds), drawn)
             # Other priors are checked as they are sampled: once is enough.
             if not is_checked and (self._read is None or self._network.wrappers):
-                drawn = block.trace(0)
                 check_sites(drawn, self._network.draw(drawn).trace)
             if self._read is not None and block.is_from_distributions and self._copy is None:
                 # The errors of the model's own network name the layer and the inputs.
@@ -344,6 +345,7 @@ class _NetworkRun:
 
     def start(self, block: DrawBlock, numbers: slice) -> None:
         """Take some draws of the guide."""
+        self._number = numbers.stop - numbers.start
         if self._read is None:
             draw = self._network.draw(block.trace(numbers.start))
             self._parameters = _with_draw_dim(draw.parameters)
@@ -355,8 +357,7 @@ class _NetworkRun:
 
     def values(self, inputs: Batch) -> Any:
         """Compute the functions at some rows, ``[n, rows, ...]`` for n draws."""
-        number = len(next(iter(self._parameters.values())))
-        if self._copy is not None and number > 1:
+        if self._copy is not None and self._number > 1:
             outputs = self._copy.many(inputs, self._parameters)
         else:
             function: Callable[..., object] = self._network if self._copy is None else self._copy
