@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Compare the estimators for tables, at their defaults, with scikit-learn's gradient boosting at its defaults.
+"""Compare the estimators for tables, at their defaults, with scikit-learn's networks and gradient boosting.
 
 python -m benchmarks.uncertainty.tables --data-dir DIR
 """
@@ -15,12 +15,13 @@ import numpy as np
 import sklearn
 import torch
 from sklearn import datasets
-from sklearn.compose import make_column_transformer
+from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.metrics import accuracy_score, log_loss, root_mean_squared_error
 from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from benchmarks.common import (
     Claim,
@@ -36,9 +37,9 @@ from benchmarks.common import (
     with_error,
 )
 from benchmarks.uncertainty._adult import CATEGORIES, adult
-from pyro_radial.sklearn import BayesianClassifier, BayesianRegressor
+from pyro_radial.sklearn import HIDDEN, BayesianClassifier, BayesianRegressor
 
-NETWORK, TREES = METHODS = "network", "trees"
+NETWORK, PLAIN, TREES = METHODS = "network", "plain network", "trees"
 CLASSES = ("adult", "breast cancer", "digits")
 NUMBERS = ("diabetes", "concrete")
 # The defaults were chosen on splits by seeds from zero.
@@ -53,9 +54,11 @@ def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int
 
     Adult has its own test rows, and a seed orders the training alone; of the other sets a seed chooses a fifth of the
     rows for the test. The network is ``BayesianClassifier`` or ``BayesianRegressor``, and each category of Adult is a
-    column for it. The trees are ``HistGradientBoostingClassifier`` or ``HistGradientBoostingRegressor``, which know
-    categories. Nothing is tuned for a set. The defaults of the estimators were chosen on validation rows of breast
-    cancer, digits, diabetes and concrete, with other seeds; the classifier's prior also on 2,000 rows of Adult.
+    column for it. The plain network is scikit-learn's ``MLPClassifier`` or ``MLPRegressor`` of as many units, at its
+    defaults, on standardized columns and targets. The trees are ``HistGradientBoostingClassifier`` or
+    ``HistGradientBoostingRegressor``, which know categories. Nothing is tuned for a set. The defaults of the estimators
+    were chosen on validation rows of breast cancer, digits, diabetes and concrete, with other seeds; the classifier's
+    prior also on 2,000 rows of Adult.
     """
     setting = {"torch": torch.__version__, "sklearn": sklearn.__version__, "form": form}
     results = Results(output, setting)
@@ -92,10 +95,16 @@ def score(data_dir: Path, name: str, seed: int, method: str, epochs: int | None)
 
 def make(name: str, seed: int, method: str, epochs: int | None) -> Any:
     """Return an estimator; on Adult, in a pipeline that encodes the categories."""
+    encoder: Any = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
     if method == NETWORK:
         kind = BayesianClassifier if name in CLASSES else BayesianRegressor
-        estimator = kind(random_state=seed, epochs=epochs)
-        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+        estimator: Any = kind(random_state=seed, epochs=epochs)
+    elif method == PLAIN:
+        kind = MLPClassifier if name in CLASSES else MLPRegressor
+        mlp = kind(hidden_layer_sizes=(HIDDEN,), random_state=seed, max_iter=200 if epochs is None else epochs)
+        estimator = make_pipeline(StandardScaler(), mlp)
+        if name in NUMBERS:
+            estimator = TransformedTargetRegressor(estimator, transformer=StandardScaler())
     else:
         kind = HistGradientBoostingClassifier if name in CLASSES else HistGradientBoostingRegressor
         # Encoded categories come first.
@@ -134,8 +143,8 @@ def measure_of(name: str) -> str:
 
 
 def winner(results: Results, name: str) -> str:
-    """Return the method whose loss is lower by two standard errors of the paired difference."""
-    network, trees = (results.values(measure_of(name), data=name, method=method) for method in METHODS)
+    """Return which of network and trees has a loss that is lower by two standard errors of the paired difference."""
+    network, trees = (results.values(measure_of(name), data=name, method=method) for method in (NETWORK, TREES))
     if is_below(paired(network, trees)):
         return NETWORK
     return TREES if is_below(paired(trees, network)) else "neither"
@@ -152,38 +161,39 @@ def claims(results: Results) -> list[Claim]:
 
 def report(results: Results) -> str:
     """Report losses, accuracy, coverage and the CPU's seconds on every set."""
-    lines = []
+    losses, others, seconds = [], [], []
     for name in results.distinct("data"):
-        own = {method: results.where(data=name, method=method) for method in METHODS}
         measure = measure_of(name)
         digits = 3 if name in CLASSES else 2
-        line = [f"{name}, {TITLES[measure]}"]
-        line += [with_error([row[measure] for row in own[method]], digits) for method in METHODS]
-        line.append(winner(results, name))
-        extra = "accuracy" if name in CLASSES else "coverage"
+        loss, time_line = [f"{name}, {TITLES[measure]}"], [name]
         for method in METHODS:
-            found = [row[extra] for row in own[method] if extra in row]
-            line.append(f"{np.mean(found):.3f}" if found else "")
-        for method in METHODS:
-            seconds = np.mean([row["fit_seconds"] for row in own[method]])
-            line.append(f"{seconds:.1f}")
-        lines.append(line)
-    heading = [
-        "",
-        *METHODS,
-        "winner",
-        *(f"accuracy or coverage, {method}" for method in METHODS),
-        *(f"CPU seconds to fit, {method}" for method in METHODS),
-    ]
+            rows = results.where(data=name, method=method)
+            loss.append(with_error([row[measure] for row in rows], digits) if rows else "")
+            time_line.append(f"{np.mean([row['fit_seconds'] for row in rows]):.1f}" if rows else "")
+        losses.append([*loss, winner(results, name)])
+        seconds.append(time_line)
+        for extra in ("accuracy", "coverage"):
+            line = [f"{name}, {extra}"]
+            for method in METHODS:
+                values = [row[extra] for row in results.where(data=name, method=method) if extra in row]
+                line.append(f"{np.mean(values):.3f}" if values else "")
+            if any(line[1:]):
+                others.append(line)
     return f"""### Tables
 
-`BayesianClassifier` and `BayesianRegressor` at their defaults, beside scikit-learn's `HistGradientBoostingClassifier` \
-and `HistGradientBoostingRegressor` at theirs, on {len(results.distinct("seed"))} seeds. Losses are means and standard \
-errors on test rows; the winner is ahead by two standard errors of the paired difference. Coverage is the share of \
-targets inside 90 % intervals, which the trees lack here. Seconds are of one thread of a shared CPU \
-(`python -m benchmarks.uncertainty.tables --data-dir DIR`).
+`BayesianClassifier` and `BayesianRegressor` at their defaults, beside scikit-learn's \
+`MLPClassifier` and `MLPRegressor` of as many units and `HistGradientBoostingClassifier` and \
+`HistGradientBoostingRegressor` at theirs, on {len(results.distinct("seed"))} seeds. Losses are means and standard \
+errors on test rows; the winner, network or trees, is ahead by two standard errors of the paired difference. Coverage \
+is the share of targets inside 90 % intervals (`python -m benchmarks.uncertainty.tables --data-dir DIR`).
 
-{markdown_table(heading, lines)}"""
+{markdown_table(["", *METHODS, "winner"], losses)}
+
+{markdown_table(["", *METHODS], others)}
+
+CPU seconds to fit, on one thread of a shared CPU:
+
+{markdown_table(["", *METHODS], seconds)}"""
 
 
 if __name__ == "__main__":
