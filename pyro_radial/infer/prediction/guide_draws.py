@@ -25,8 +25,6 @@ from pyro_radial.nn.modules import device_of, evaluating
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
-# Independent ones; the error of 32 even draws is that of 64.
-DEFAULT_NUM_DRAWS = 64
 # Draws that are made at once have at most so many numbers, 64 MB, unless two of them have more.
 NUMBERS_IN_BLOCK = 2**24
 
@@ -70,12 +68,6 @@ class GuideDraws:
         self._guide = guide
         #: The sites of the first run without values, if draws come from their distributions; else None.
         self.distributions: poutine.Trace | None = None
-
-    @property
-    def default_number(self) -> int:
-        """How many draws suffice for most predictions: half as many if they are even."""
-        is_even = not handlers_around() and _own_sites(self._guide) is not None
-        return DEFAULT_NUM_DRAWS // 2 if is_even else DEFAULT_NUM_DRAWS
 
     def block(self, most: int, *args: object) -> DrawBlock:
         """Draw all sites some times, at most ``most``: as often as memory allows, or once if the guide runs.

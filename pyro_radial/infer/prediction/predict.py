@@ -18,7 +18,6 @@ from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.infer.data import as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import (
-    DEFAULT_NUM_DRAWS,
     DrawBlock,
     GuideDraws,
     PosteriorSamples,
@@ -51,6 +50,7 @@ from pyro_radial.nn.supervised import (
     read_noise,
 )
 
+DEFAULT_NUM_SAMPLES = 64
 # Numbers in the inputs of one pass by means and variances, and the rows and draws that calibrate it.
 CACHED_INPUTS = 2**18
 CALIBRATION_ROWS, CALIBRATION_DRAWS = 16, 32
@@ -114,8 +114,8 @@ def predict(
         Pyro's ``mcmc.get_samples()``. Sites without samples are drawn from their priors.
     :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, NumPy arrays, a ``Dataset`` or a
         ``DataLoader`` with or without targets, in the dataset's order.
-    :param int num_samples: S, the number of functions; by default 64, 32 draws of a guide of this library, and with
-        samples all of them. Eight such draws suffice for an NLL within 0.001 on LeNet; a mutual information needs more.
+    :param int num_samples: S, the number of functions; 64 by default, and with samples all of them. On LeNet with
+        widths found by ``fit`` eight suffice for an NLL within 0.001; wide posteriors and mutual information need more.
     :param int chunk_size: the number of inputs in one pass.
     :param str method: "draws" of the weights, or "linearized", "probit" or "propagate", for a guide and inputs in one
         tensor.
@@ -177,7 +177,7 @@ def _predict_by_draws(
         guide.check(model, move(take(x, chunks[0]), device))
     draws = GuideDraws(guide)
     count = positive_count(
-        "num_samples", draws.default_number if num_samples is None else num_samples
+        "num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
     )
     run = _choose_run(model, function_site, dropout)
     dropout_layers = _find_dropout(model) if dropout else []
@@ -265,7 +265,9 @@ def _predict_in_one_pass(
         raise ValueError(
             f"x must be one tensor for method={method!r}, got a {type(x).__name__} of tensors"
         )
-    count = positive_count("num_samples", DEFAULT_NUM_DRAWS if num_samples is None else num_samples)
+    count = positive_count(
+        "num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
+    )
     likelihood = getattr(model, "likelihood", None)
     device = device_of(guide, model)
     row = x[:1].to(device)

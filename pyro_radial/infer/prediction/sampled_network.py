@@ -52,7 +52,7 @@ class SampledNetwork(nn.Module):
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`, also under a
         :class:`~pyro_radial.PriorChain` or :func:`~pyro_radial.poutine.swap_prior`; or a ``BayesianModule``.
     :param guide: its trained guide; random parameters that it leaves out are drawn from the model's priors.
-    :param int num_samples: the number of draws, S; by default as many as :func:`~pyro_radial.predict` makes.
+    :param int num_samples: the number of draws, S.
     :param int chunk_size: the number of draws in one ``vmap``, which bounds the memory of a call.
     :param x: a row or two of inputs, for a guide that takes inputs.
     :raises ValueError: for another model, a number below one, an autoguide without parameters, a guide with sites
@@ -81,14 +81,13 @@ class SampledNetwork(nn.Module):
         self,
         model: Callable[..., object],
         guide: Callable[..., object],
-        num_samples: int | None = None,
+        num_samples: int = 64,
         chunk_size: int = 8,
         *,
         x: Any = None,
     ) -> None:
         super().__init__()
-        number = GuideDraws(guide).default_number if num_samples is None else num_samples
-        self.num_samples = positive_count("num_samples", number)
+        self.num_samples = positive_count("num_samples", num_samples)
         self.chunk_size = positive_count("chunk_size", chunk_size)
         network = network_of(model)
         # In a tuple, so that it is not a submodule with parameters.
@@ -96,7 +95,7 @@ class SampledNetwork(nn.Module):
         args: tuple[Batch, ...] = ()
         if x is not None:
             args = (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
-        draws, noise, idle = _draw_parameters(model, guide, network, self.num_samples, args)
+        draws, noise, idle = _draw_parameters(model, guide, network, num_samples, args)
         # Not a submodule, since calls use the buffers. Each thread takes its own copy, since a call changes it.
         self._functional = network.bnn.computation()
         self._unused: list[FunctionalNet] = []
@@ -149,7 +148,7 @@ class SampledNetwork(nn.Module):
         size, run = self.chunk_size, self._run_eager
         if torch.compiler.is_compiling():
             run = self._run_traced
-        elif _first_size((args, kwargs)) <= FEW_ROWS:
+        elif _has_few_rows((args, kwargs)):
             size = self.num_samples
         outputs = []
         for start in range(0, self.num_samples, size):
@@ -215,7 +214,7 @@ class SampledNetwork(nn.Module):
             functional = self._unused.pop()
         except IndexError:
             functional = copy.deepcopy(self._functional)
-        is_batched = self._are_few_rows_batched and _first_size((args, kwargs)) <= FEW_ROWS
+        is_batched = self._are_few_rows_batched and _has_few_rows((args, kwargs))
         functional.batching = "vmap" if is_batched else self._functional.batching
         try:
             return functional.many(shared, drawn, Arguments(args, kwargs))
@@ -289,11 +288,14 @@ def _draw_parameters(
     return draws, noise, idle
 
 
-def _first_size(inputs: object) -> int:
-    """Return the number of rows of a network's inputs: the first size of their first tensor."""
-    return next(
-        (len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), 0
-    )
+def _has_few_rows(inputs: object) -> bool:
+    """Return whether the first tensor among a network's inputs has few rows, as far as they are no trace's example."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return False
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return len(leaf) <= FEW_ROWS
+    return False
 
 
 def _has_open_size(inputs: object) -> bool:
