@@ -30,7 +30,8 @@ def one_at_a_time() -> Iterator[None]:
     All threads of a process share Pyro's handlers, plates and validation, and torch's generators: a model that runs
     while another thread runs another model gets that one's sites. ``fit``, ``predict``, ``diagnose`` and the ``setup``
     of a guide take turns, so they can run in several threads at once, each with its own model and guide; ``predict``
-    can also share a model and guide. A turn is one training step, one validation, one draw, or one ``diagnose``.
+    can also share a model and guide. A turn is one training step, one validation, one ``diagnose``, and one draw, or
+    all draws that run in one call.
 
     The order of turns is arbitrary, so a run in several threads cannot be repeated exactly, even with a seed. Put other
     programs, such as Pyro's ``SVI``, into such a block too. A fork of the process waits for the end of another thread's

@@ -481,19 +481,20 @@ def _batch_size(
     rows: int,
     fewest_steps: int,
     epochs: int = 10,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | None = None,
     **_: object,
 ) -> int:
     """Return a size of batches, at most the given one, with which a task of so many rows has enough steps."""
-    while epochs * -(-rows // batch_size) < fewest_steps and batch_size >= 2 * SMALLEST_BATCH:
-        batch_size //= 2
-    steps = epochs * -(-rows // batch_size)
+    size = batch_size or DEFAULT_BATCH_SIZE
+    while epochs * -(-rows // size) < fewest_steps and size >= 2 * SMALLEST_BATCH:
+        size //= 2
+    steps = epochs * -(-rows // size)
     if steps < fewest_steps:
         warn(
-            f"task {name!r} has {steps} steps in batches of {batch_size}, and needs {fewest_steps} (fewest_steps); "
+            f"task {name!r} has {steps} steps in batches of {size}, and needs {fewest_steps} (fewest_steps); "
             f"give it more epochs than {epochs}"
         )
-    return batch_size
+    return size
 
 
 def _guide_without_sites(*args: object, **kwargs: object) -> None:

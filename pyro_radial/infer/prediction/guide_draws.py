@@ -80,7 +80,7 @@ class GuideDraws:
             values = {name: site["value"].unsqueeze(0) for name, site in sites.items()}
             return DrawBlock(values, trace, False, _seeds(1))
         size = sum(site["fn"].shape().numel() for site in sites.values())
-        number = min(most, max(2, NUMBERS_IN_BLOCK // size))
+        number = min(most, max(2, NUMBERS_IN_BLOCK // max(1, size)))
         values = {name: even_draws(site["fn"], number) for name, site in sites.items()}
         return DrawBlock(values, self.distributions, True, _seeds(number))
 
