@@ -341,7 +341,7 @@ runs in a process of its own with one thread, and processes take turns after {WA
 memory in these steps above that before the first. "Times as fast" compares recorded steps with those of `SVI`. The \
 difference is that of the parameters after {TRAINED} steps from one start, means over 3 seeds, in standard errors; \
 independent runs would differ by about 1.4.{more_seeds} Here Python is 3.11. Under 3.13, with ArviZ 1.3, the same two \
-of three programs of scvi-tools are recorded, with the same differences, at 2.2 and 1.4 times the speed of `SVI`.
+of three programs of scvi-tools are recorded.
 
 {markdown_table(headings, table)}
 

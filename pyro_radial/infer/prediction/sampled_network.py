@@ -289,7 +289,7 @@ def _draw_parameters(
 
 
 def _has_few_rows(inputs: object) -> bool:
-    """Return whether the first tensor among a network's inputs has few rows, as far as they are no trace's example."""
+    """Return whether the first tensor among a network's inputs has few rows; False while torch.jit traces."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         return False
     for leaf in tree_leaves(inputs):
