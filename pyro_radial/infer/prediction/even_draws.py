@@ -40,7 +40,7 @@ def even_draws(distribution: Any, number: int) -> Tensor:
     if isinstance(distribution, MultivariateNormal | LowRankMultivariateNormal):
         half = distribution.sample((num_pairs,))
         return torch.cat([half, (2.0 * distribution.loc - half)[: number - num_pairs]])
-    if number == 1 or not isinstance(distribution, Normal | RadialNormal):
+    if number == 1 or not (_draws_as(Normal, distribution) or _draws_as(RadialNormal, distribution)):
         independent: Tensor = distribution.sample((number,))
         return independent
     loc, scale = distribution.loc, distribution.scale
@@ -53,6 +53,12 @@ def even_draws(distribution: Any, number: int) -> Tensor:
     torch.addcmul(loc, scale, noise[: number - num_pairs], value=-1.0, out=draws[num_pairs:])
     torch.addcmul(loc, scale, noise, out=noise)
     return draws
+
+
+def _draws_as(kind: Any, distribution: Any) -> bool:
+    """Whether its values are drawn as this class draws them; a subclass may draw in its own way."""
+    own = type(distribution)
+    return isinstance(distribution, kind) and own.rsample is kind.rsample and own.sample is kind.sample
 
 
 def _even_half_normals(like: Tensor) -> Tensor:

@@ -89,6 +89,21 @@ def test_other_distributions_are_drawn_as_they_are():
             assert torch.equal(draws, distribution.sample((4,)))
 
 
+class UniformNoise(dist.Normal):
+    """Has the mean and the standard deviation of a normal, and draws another noise."""
+
+    def rsample(self, sample_shape=()):
+        return self.loc + self.scale * 12**0.5 * (torch.rand(self._extended_shape(sample_shape)) - 0.5)
+
+    def sample(self, sample_shape=()):
+        return self.rsample(sample_shape).detach()
+
+
+def test_a_subclass_of_the_normal_keeps_its_own_noise():
+    draws = even_draws(UniformNoise(torch.zeros(100), torch.ones(100)).to_event(1), 50)
+    assert draws.abs().max() <= 3**0.5
+
+
 @pytest.mark.parametrize("name", ["normal", "radial"])
 def test_means_of_functions_have_less_error(name):
     distribution = DISTRIBUTIONS[name]
