@@ -27,7 +27,7 @@ except ImportError as error:
 from pyro_radial._columns import Columns
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.random_numbers import seeded
-from pyro_radial.infer import Prediction, SampledNetwork, fit
+from pyro_radial.infer import FitOptions, Prediction, SampledNetwork, fit
 from pyro_radial.infer.autoguide import AutoRadial
 from pyro_radial.infer.step.optimizer import Optim
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
@@ -41,6 +41,7 @@ Network = nn.Module | Callable[[int, int], nn.Module] | None
 
 HIDDEN = 50
 NUM_STEPS = 2000
+STEPS_TO_COMPILE = 1000  # so many steps save more time than the compiler takes
 CHUNK_SIZE = 8192  # rows that are predicted at once
 
 
@@ -113,13 +114,16 @@ class _BayesianEstimator(BaseEstimator):
                 )
             weighted = WeightedRows(self.model_)
             self.guide_ = AutoRadial(weighted)
+            epochs = math.ceil(NUM_STEPS / steps) if self.epochs is None else self.epochs
+            compiled = FitOptions(compile=epochs * steps >= STEPS_TO_COMPILE)
             self.result_ = fit(
                 weighted,
                 self.guide_,
                 (x, (y, weights)),
-                epochs=math.ceil(NUM_STEPS / steps) if self.epochs is None else self.epochs,
+                epochs=epochs,
                 batch_size=batch_size,
                 optim=partial(torch.optim.Adam, lr=0.01) if self.optim is None else self.optim,
+                options=compiled,
                 progress=False,
             )
             self.functions_ = SampledNetwork(self.model_, self.guide_, self.num_samples)

@@ -27,6 +27,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
+import pyro_radial.sklearn as estimators
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial._columns import Columns
 from pyro_radial.nn import likelihoods
@@ -389,3 +390,14 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "pyro_radial.sklearn")
     with pytest.raises(ImportError, match=r"scikit-learn: .*pyro-radial\[sklearn\]"):
         importlib.import_module("pyro_radial.sklearn")
+
+
+def test_compiled_steps_end_where_others_do(monkeypatch):
+    x, y = load_diabetes(return_X_y=True)
+    predictions = []
+    for steps in (1, 10**9):
+        monkeypatch.setattr(estimators, "STEPS_TO_COMPILE", steps)
+        regressor = BayesianRegressor(epochs=6, random_state=0).fit(x[:128], y[:128])
+        predictions.append(regressor.predict(x[128:]))
+    # In float64 compilers change the last digits.
+    assert np.allclose(*predictions, rtol=1e-8)
