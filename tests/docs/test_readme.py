@@ -72,14 +72,18 @@ def test_all_examples_run_in_one_session(tmp_path, monkeypatch, capsys):
 
 def test_the_first_example_learns_what_a_constant_cannot(run):
     scope, printed = run("A Bayesian network")
-    accuracy = (scope["draws"].mean.argmax(-1) == scope["y"]).double().mean()
+    rows = scope["predict"](scope["model"], scope["guide"], scope["x"])
+    accuracy = (rows.mean.argmax(-1) == scope["y"]).double().mean()
     # The labels are exclusive-or of two signs: no linear function and no constant gets far above one half.
     assert accuracy > 0.9
-    assert torch.isfinite(scope["draws"].log_prob(scope["y"])).all()
-    assert f"accuracy {accuracy:.2f}" in printed
-    # The README shows what it prints.
-    (shown,) = re.findall(r"# accuracy ([0-9.]+)", EXAMPLES["A Bayesian network"][0])
-    assert abs(float(shown) - accuracy) < 0.03
+    assert torch.isfinite(rows.log_prob(scope["y"])).all()
+    # The README shows what it prints: sure of the first row, not of the second, where one input is zero.
+    (shown,) = re.findall(r"# ([0-9.]+) and ([0-9.]+):", EXAMPLES["A Bayesian network"][0])
+    probabilities = scope["draws"].mean[:, 1].tolist()
+    assert str(scope["draws"].mean[:, 1]) in printed
+    assert abs(float(shown[0]) - probabilities[0]) < 0.01
+    assert abs(float(shown[1]) - probabilities[1]) < 0.25
+    assert scope["draws"].entropy[1] > 5 * scope["draws"].entropy[0]
 
 
 def test_compiled_steps_find_the_offsets_on_graphs_alone(run):
