@@ -91,8 +91,9 @@ class Columns:
                 _column(X, index, NUMBER_KINDS), dtype=np.float64, ensure_all_finite="allow-nan"
             )
         except (TypeError, ValueError) as error:
+            advice = "" if "infinity" in str(error) else "; a DataFrame takes categories too"
             raise type(error)(
-                f"X: column {self._names[index]!r} must hold finite numbers; a DataFrame takes categories too: {error}"
+                f"X: column {self._names[index]!r} must hold finite numbers{advice}: {error}"
             ) from error
 
     def _category_values(self, X: Any) -> np.ndarray:

@@ -176,7 +176,8 @@ def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
             raise ValueError(f"{label} must hold numbers, got {_describe_non_number(tensor)}")
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(
-                f"{label} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}"
+                f"{label} must be a tensor of rows or a tuple of such, got "
+                f"{'a tensor without dims' if isinstance(tensor, Tensor) else kind_of(tensor)}"
             )
         # A sum is many times faster to check than all elements, but it can overflow where no element does.
         if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):

@@ -116,6 +116,10 @@ class Likelihood(UniquelyNamed):
             )
         self._trained_num_data = num_data
 
+    def end_training(self, num_data: int) -> None:
+        """Set N to the number of all rows, also of those that the training set aside, if no number was given."""
+        self._trained_num_data = num_data
+
     def forward(self, f: Tensor, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """Record ``f`` and observe or sample ``y``.
 
@@ -211,7 +215,7 @@ class Likelihood(UniquelyNamed):
         if f.dim() < 1 + self.event_dim:
             raise ValueError(
                 f"f must have a dim for the data and {self.event_dim} more (event_dim) at site {FUNCTION_SITE!r}, "
-                f"got shape {tuple(f.shape)}"
+                f"got shape {tuple(f.shape)}; pass a single row as x[None]"
             )
         if f.shape[-1 - self.event_dim] == 0:
             raise ValueError(
@@ -323,7 +327,8 @@ class Categorical(Likelihood):
         """Return the labels, or raise a ValueError that names ``y``."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise ValueError(
-                f"y must hold integer labels for site 'y', got {y.dtype}{self._of_one_hot(f, y)}"
+                f"y must hold integer labels for site 'y', got {y.dtype}"
+                f"{self._of_one_hot(f, y) or '; if these are labels, pass y.long()'}"
             )
         if y.shape != self.target_shape(f):
             raise ValueError(
@@ -344,9 +349,10 @@ class Categorical(Likelihood):
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
         """Raise a ValueError naming ``y`` for a label out of range."""
         number = f.shape[-1]
-        check_values(
-            (y >= 0) & (y < number), y, f"labels from 0 to {number - 1}, of {number} classes,"
-        )
+        # One output may be meant for the second of two classes.
+        binary = " (two take two outputs, or likelihoods.Bernoulli)" if number == 1 else ""
+        allowed = (y >= 0) & (y < number)
+        check_values(allowed, y, f"labels from 0 to {number - 1}, of {number} classes{binary},")
 
 
 class Bernoulli(Likelihood):

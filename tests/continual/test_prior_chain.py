@@ -326,6 +326,23 @@ def two_sites():
     return pyro.sample("a", W), pyro.sample("w", W)
 
 
+def test_a_new_site_of_a_later_task_may_move_as_little_as_the_others(recwarn):
+    chain = PriorChain(two_sites)
+    guide = chain.guide(AutoRadial)
+    guide.setup()
+    with torch.no_grad():
+        guide.scales.w_unconstrained += 1.0
+        guide.scales.a_unconstrained += 1.0
+    chain.advance(guide, exclude="a")
+    later = chain.guide(AutoRadial)
+    later.setup()
+    with torch.no_grad():
+        later.scales.w_unconstrained += 1e-3
+        later.scales.a_unconstrained += 1e-3
+    chain.advance(later)
+    assert not recwarn.list
+
+
 REFUSED = {
     "a point": (dist.Delta(torch.zeros(3)).to_event(1), "'w' is a point"),
     "no distribution": (torch.zeros(3), "'w' must have a Pyro distribution, got Tensor"),

@@ -34,6 +34,7 @@ def regression(prior):
 )
 def test_the_scale_of_a_weight_is_gain_over_root_fan_in(layer, fan_in):
     prior = FanIn(gain=2.0, bias_scale=0.3)
+    assert repr(prior) == "FanIn(2, 0.3)"
     assert prior("weight", layer.weight).scale.item() == pytest.approx(2.0 / math.sqrt(fan_in))
     assert prior("bias", layer.bias).scale.item() == pytest.approx(0.3)
 

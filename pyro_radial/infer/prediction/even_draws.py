@@ -40,7 +40,9 @@ def even_draws(distribution: Any, number: int) -> Tensor:
     if isinstance(distribution, MultivariateNormal | LowRankMultivariateNormal):
         half = distribution.sample((num_pairs,))
         return torch.cat([half, (2.0 * distribution.loc - half)[: number - num_pairs]])
-    if number == 1 or not (_draws_as(Normal, distribution) or _draws_as(RadialNormal, distribution)):
+    if number == 1 or not (
+        _draws_as(Normal, distribution) or _draws_as(RadialNormal, distribution)
+    ):
         independent: Tensor = distribution.sample((number,))
         return independent
     loc, scale = distribution.loc, distribution.scale
@@ -58,7 +60,9 @@ def even_draws(distribution: Any, number: int) -> Tensor:
 def _draws_as(kind: Any, distribution: Any) -> bool:
     """Whether its values are drawn as this class draws them; a subclass may draw in its own way."""
     own = type(distribution)
-    return isinstance(distribution, kind) and own.rsample is kind.rsample and own.sample is kind.sample
+    return (
+        isinstance(distribution, kind) and own.rsample is kind.rsample and own.sample is kind.sample
+    )
 
 
 def _even_half_normals(like: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def fit(
     if seed is not None:
         pyro.set_rng_seed(seed)
     shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
-    held_out = None
+    num_data, held_out = options.num_data or len(rows), None
     if has_predictive_widths(guide):
         # A resumed run sets the same rows aside.
         hold_out_seed = saved["shuffle_seed"] if saved else shuffle_seed
@@ -194,6 +194,8 @@ def fit(
         run.begin(file, saved, epochs)
     run.train(epochs, file, progress)
     run.end()
+    for likelihood in modules_of(Likelihood, model):
+        likelihood.end_training(num_data)
     _warn(_find_divergence(run.progress, run.steps_done))
     return FitResult(run.progress.history, run.progress.best_epoch, run.stopped)
 

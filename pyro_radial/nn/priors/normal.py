@@ -37,6 +37,9 @@ class FanIn:
         self.gain = positive_float("gain", gain)
         self.bias_scale = positive_float("bias_scale", bias_scale)
 
+    def __repr__(self) -> str:
+        return f"FanIn({self.gain:g}, {self.bias_scale:g})"
+
     def __call__(self, name: str, parameter: Tensor) -> TorchDistributionMixin:
         """Return the prior of one element of ``parameter``, of shape ``()``."""
         if parameter.dim() < 2:

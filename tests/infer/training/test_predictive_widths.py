@@ -19,6 +19,7 @@ from pyro_radial import (
     CompiledSVI,
     SupervisedModel,
     TermsELBO,
+    diagnose,
     fit,
 )
 from pyro_radial.infer import FitOptions
@@ -73,6 +74,7 @@ def test_the_result_does_not_depend_on_where_the_guide_starts_its_scales(make):
 
 def test_means_and_widths_see_different_rows():
     seen = {"means": set(), "widths": set()}
+    numbers = set()
 
     class Recording(nn.Linear):
         def forward(self, x):
@@ -84,11 +86,17 @@ def test_means_and_widths_see_different_rows():
     model = SupervisedModel(BayesianModule(Recording(1, 2)), likelihoods.Categorical())
     guide = AutoMeanField(model, widths="predictive")
     rows = torch.arange(400.0)[:, None]
-    train(model, guide, (rows / 400, LABELS), batch_size=60)
+    train(
+        model,
+        guide,
+        (rows / 400, LABELS),
+        batch_size=60,
+        callback=lambda record: numbers.add(model.likelihood.num_data),
+    )
     assert len(seen["means"]) == 360
     assert len(seen["widths"]) <= 40
     assert not seen["means"] & seen["widths"]
-    assert model.likelihood.num_data == 360
+    assert numbers == {360}
 
 
 @pytest.mark.parametrize("kind", ["rows set aside", "validation", "dataset"])
@@ -187,3 +195,13 @@ def test_targets_of_the_rows_set_aside_are_checked_too():
         labels[row] = 5
         with pytest.raises(ValueError, match=r"^data: "):
             train(*classifier(), data=(X, labels))
+
+
+def test_all_rows_count_again_after_the_training():
+    model, guide = classifier()
+    train(model, guide)
+    assert model.likelihood.num_data == len(X)
+    assert diagnose(model, guide, (X, LABELS)).num_rows == len(X)
+    # More rows than it was given are an error, as before.
+    with pytest.raises(ValueError, match=f"num_data must be at least {len(X) + 1}"):
+        diagnose(model, guide, (torch.cat([X, X[:1]]), torch.cat([LABELS, LABELS[:1]])))
