@@ -175,24 +175,29 @@ def posteriors(problem: Problem, fused: bool) -> Step:
     return step
 
 
+def _adam() -> Any:
+    return pyro.optim.Adam({"lr": 1e-3})
+
+
 def svi(
     problem: Problem,
     guide: Any,
     kind: Any = SVI,
     loss: Any = TraceMeanField_ELBO,
     noise: Any = "weights",
+    optim: Callable[[], Any] = _adam,
 ) -> Step:
-    """Pyro's SVI, or ours, with Pyro's Adam."""
+    """Pyro's SVI, or ours, by default with Pyro's Adam."""
     x, y = problem.data()
-    made = _made(problem, guide, kind, loss, noise)
+    made = _made(problem, guide, kind, loss, noise, optim)
     return lambda: made.step(x, y)
 
 
-def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any) -> Any:
+def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, optim: Any) -> Any:
     pyro.clear_param_store()
     model = _model(problem, noise)
     elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
-    made = kind(model, guide(model), pyro.optim.Adam({"lr": 1e-3}), elbo)
+    made = kind(model, guide(model), optim(), elbo)
     if isinstance(made, CompiledSVI):
         made.graphs.compile_now = True
     return made
@@ -200,7 +205,7 @@ def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any) -> Any
 
 def bytes_per_weight(problem: Problem) -> float:
     """What a radial posterior, its gradients and its optimizer hold between two steps."""
-    made = _made(problem, AutoRadial, RECORDED, TermsELBO, "weights")
+    made = _made(problem, AutoRadial, RECORDED, TermsELBO, "weights", _adam)
     for _ in range(3):
         made.step(*problem.data())
     optimizer: Any = made.optimizer
@@ -286,6 +291,17 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "AutoMeanField, local noise, compiled": partial(
         svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, noise="local"
     ),
+}
+#: As ``fit`` trains it: one scale for a tensor, and SGD with momentum.
+PREDICTIVE = "AutoRadial, predictive widths, compiled"
+ON_LENET_ALONE: dict[str, Callable[[Problem], Step]] = {
+    PREDICTIVE: partial(
+        svi,
+        guide=partial(AutoRadial, widths="predictive"),
+        kind=CompiledSVI,
+        loss=TermsELBO,
+        optim=partial(pyro.optim.SGD, {"lr": 1e-6, "momentum": 0.9}),
+    )
 }
 PEERS = [name for name in CONTENDERS if name.split(",")[0] in (*MODULES, "radial", "Pyro's AutoNormal")]
 OURS = [name for name in CONTENDERS if name.startswith("Auto")]

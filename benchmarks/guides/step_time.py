@@ -16,7 +16,16 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table, medians
-from benchmarks.guides._contenders import CONTENDERS, OURS, PEERS, PLAIN, Problem, available, bytes_per_weight
+from benchmarks.guides._contenders import (
+    CONTENDERS,
+    ON_LENET_ALONE,
+    OURS,
+    PEERS,
+    PLAIN,
+    Problem,
+    available,
+    bytes_per_weight,
+)
 
 #: Who is timed on LeNet, at the default batch size of ``fit``.
 ON_LENET = (
@@ -25,6 +34,7 @@ ON_LENET = (
     "AutoRadial, SVI",
     "AutoRadial, eager",
     "AutoRadial, compiled",
+    *ON_LENET_ALONE,
     "AutoMeanField, eager",
     "AutoMeanField, compiled",
 )
@@ -69,7 +79,7 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
 
 def measure(names: Sequence[str], problem: Problem, rounds: int) -> list[Row]:
     """A row for each: CPU time and time on the wall."""
-    steps = {name: CONTENDERS[name](problem) for name in names}
+    steps = {name: (CONTENDERS | ON_LENET_ALONE)[name](problem) for name in names}
     # What is compiled is compiled in its first steps.
     cpu = medians(steps, rounds, warmup=6)
     wall = medians(steps, max(2, rounds // 3), clock=time.perf_counter)

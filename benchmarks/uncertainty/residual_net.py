@@ -30,6 +30,7 @@ from benchmarks.uncertainty._comparison import (
 from benchmarks.uncertainty._methods import (
     NATURAL_MEAN_FIELD,
     NATURAL_RADIAL,
+    PREDICTIVE_RADIAL,
     SGD,
     SGD_ENSEMBLE,
     SGD_TEMPERATURE,
@@ -39,7 +40,7 @@ from benchmarks.uncertainty._methods import (
 )
 from benchmarks.uncertainty._residual_net import residual_net
 
-METHODS = (NATURAL_RADIAL, SGD, SGD_TEMPERATURE, SGD_ENSEMBLE, NATURAL_MEAN_FIELD)
+METHODS = (PREDICTIVE_RADIAL, NATURAL_RADIAL, SGD, SGD_TEMPERATURE, SGD_ENSEMBLE, NATURAL_MEAN_FIELD)
 #: Widths that start narrower than in the first line take the same steps of means: the rate is twice the curvature.
 _BY_NATURAL_GRADIENT = (
     {"rate": 0.4, "hess_init": 0.2, "prior_stddev": 0.1},
@@ -54,6 +55,8 @@ _BY_NATURAL_GRADIENT = (
     {"rate": 16.0, "hess_init": 8.0, "prior_stddev": 0.3, "others_rate": 0.2, "epochs": 60},
 )
 CANDIDATES = {
+    # No width or rate is given; as many epochs as the best plain network trains for.
+    PREDICTIVE_RADIAL: ({"epochs": 60},),
     NATURAL_RADIAL: _BY_NATURAL_GRADIENT,
     NATURAL_MEAN_FIELD: (*_BY_NATURAL_GRADIENT[:2], _BY_NATURAL_GRADIENT[-3]),
     SGD: (

@@ -42,14 +42,14 @@ def test_descriptors_do_not_depend_on_how_a_crystal_is_written(change):
 def test_descriptors_sum_over_the_neighbors_of_an_atom():
     # Two atoms, alone in a wide cell.
     distance = 2.0
-    found = descriptors(20 * np.eye(3), np.array([0, 1]), np.array([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]]))
+    sums = descriptors(20 * np.eye(3), np.array([0, 1]), np.array([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]]))
     fade = 0.5 * (np.cos(np.pi * distance / atoms.RADIAL_CUTOFF) + 1)
     expected = np.cos(np.arange(21) * np.arccos(2 * distance / atoms.RADIAL_CUTOFF - 1)) * fade
     # The neighbor of titanium is oxygen, whose sign is negative.
-    assert np.allclose(found[0, :42], np.concatenate([expected, -expected]))
-    assert np.allclose(found[1, :42], np.concatenate([expected, expected]))
+    assert np.allclose(sums[0, :42], np.concatenate([expected, -expected]))
+    assert np.allclose(sums[1, :42], np.concatenate([expected, expected]))
     # One neighbor makes no angle.
-    assert not found[:, 42:].any()
+    assert not sums[:, 42:].any()
 
 
 def test_the_energy_is_a_mean_over_atoms_of_networks_by_element():
