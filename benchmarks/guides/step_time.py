@@ -117,7 +117,8 @@ def report(results: Results) -> str:
     lines = []
     for name in results.distinct("step"):
         rows = [row for batch in batches for row in results.where(step=name, batch=batch)]
-        lines.append([name, *(f"{row['cpu_ratio']:.2f} / {row['wall_ratio']:.2f}" for row in rows)])
+        if rows:
+            lines.append([name, *(f"{row['cpu_ratio']:.2f} / {row['wall_ratio']:.2f}" for row in rows)])
     hidden = "-".join(map(str, [784, *setting["hidden"], 10]))
     on_lenet = [
         [row["step"], f"{row['cpu_ratio']:.2f} / {row['wall_ratio']:.2f}"]
@@ -135,7 +136,8 @@ per weight between two steps.
 
 {markdown_table(["", *(f"batch {batch}" for batch in batches)], lines)}
 
-The same on the LeNet of `uncertainty.lenet5`, with 44,426 weights:
+The same on the LeNet of `uncertainty.lenet5`, with 44,426 weights. Predictive widths train by SGD with momentum; their \
+row is of a run of its own, in turns with the plain network:
 
 {markdown_table(["", f"batch {LENET_BATCH}"], on_lenet)}
 
@@ -146,7 +148,8 @@ def draw(results: Results) -> None:
     """Multiples at each batch, the fastest on top."""
     batches = results.distinct("batch")
     figure = Figure(figsize=(11, 4.5), layout="constrained", dpi=110)
-    names = sorted(results.distinct("step"), key=lambda name: -ratios(results, name)[0])
+    names = [name for name in results.distinct("step") if ratios(results, name)]
+    names.sort(key=lambda name: -ratios(results, name)[0])
     axes = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
     for place, (batch, ax) in enumerate(zip(batches, axes, strict=True)):
         values = [ratios(results, name)[place] for name in names]

@@ -59,10 +59,10 @@ def even_draws(distribution: Any, number: int) -> Tensor:
 
 def _draws_as(kind: Any, distribution: Any) -> bool:
     """Whether its values are drawn as this class draws them; a subclass may draw in its own way."""
-    own = type(distribution)
-    return (
-        isinstance(distribution, kind) and own.rsample is kind.rsample and own.sample is kind.sample
-    )
+    if not isinstance(distribution, kind):
+        return False
+    subclass = type(distribution)
+    return subclass.rsample is kind.rsample and subclass.sample is kind.sample
 
 
 def _even_half_normals(like: Tensor) -> Tensor:
