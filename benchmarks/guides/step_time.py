@@ -136,8 +136,8 @@ per weight between two steps.
 
 {markdown_table(["", *(f"batch {batch}" for batch in batches)], lines)}
 
-The same on the LeNet of `uncertainty.lenet5`, with 44,426 weights. Predictive widths train by SGD with momentum; their \
-row is of a run of its own, in turns with the plain network:
+The same on the LeNet of `uncertainty.lenet5`, with 44,426 weights. Predictive widths train by SGD with momentum; \
+their row is of a run of its own, in turns with the plain network:
 
 {markdown_table(["", f"batch {LENET_BATCH}"], on_lenet)}
 
