@@ -293,9 +293,8 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     ),
 }
 #: As ``fit`` trains it: one scale for a tensor, and SGD with momentum.
-PREDICTIVE = "AutoRadial, predictive widths, compiled"
 ON_LENET_ALONE: dict[str, Callable[[Problem], Step]] = {
-    PREDICTIVE: partial(
+    "AutoRadial, predictive widths, compiled": partial(
         svi,
         guide=partial(AutoRadial, widths="predictive"),
         kind=CompiledSVI,

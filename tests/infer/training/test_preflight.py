@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, diagnose, fit
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, diagnose, fit, predict
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, run_on, trained
 
@@ -67,6 +67,28 @@ def test_a_batch_larger_than_what_the_latest_training_had_is_refused_with_what_t
         diagnose(model, guide, data())
     model.likelihood.num_data = None
     assert diagnose(model, guide, data()).terms.num_data == ROWS
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "message"),
+    [
+        (lambda x, y: (x, y.float()), 2, r"pass y\.long\(\)"),
+        (lambda x, y: (x, y), 1, r"likelihoods\.Bernoulli"),
+        (lambda x, y: (x[0], y[0]), 2, "a tensor without dims"),
+    ],
+)
+def test_a_beginners_rows_are_refused_with_what_to_pass(rows, outputs, message):
+    x, y = torch.randn(8, 3), torch.arange(8) % 2
+    model = SupervisedModel(BayesianModule(nn.Linear(3, outputs)), likelihoods.Categorical())
+    with pytest.raises(ValueError, match=message):
+        fit(model, AutoRadial(model), rows(x, y), **FIT)
+
+
+def test_a_prediction_of_one_row_without_its_dim_is_refused_with_what_to_pass():
+    model, guide = unsized()
+    fit(model, guide, data(), **FIT)
+    with pytest.raises(ValueError, match=r"pass a single row as x\[None\]"):
+        predict(model, guide, data()[0][0])
 
 
 def plated(size):
