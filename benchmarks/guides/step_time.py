@@ -75,6 +75,13 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
         partial(measure, size.on_lenet, Problem(batch=LENET_BATCH, lenet=True), size.lenet_rounds),
     )
     results.add({"memory": "Adam"}, lambda: {"bytes": bytes_per_weight(Problem(size.hidden))})
+    results.add({"noise": "of all weights"}, partial(noise_time, Problem(size.hidden)))
+
+
+def noise_time(problem: Problem) -> Row:
+    """The CPU time to draw a standard normal number for each weight."""
+    noise = [torch.empty_like(parameter) for parameter in problem.network().parameters()]
+    return {"cpu_ms": medians({"noise": lambda: [tensor.normal_() for tensor in noise]}, 100)["noise"]}
 
 
 def measure(names: Sequence[str], problem: Problem, rounds: int) -> list[Row]:
@@ -132,12 +139,13 @@ network (forward, backward and an unfused Adam). Runs use {setting["threads"]} t
 take turns (`python -m benchmarks.guides.step_time`). Peers that are not installed are left out. "SVI" is Pyro's own; \
 "eager" is the loss as a module with one fused Adam, as in `fit`; "recorded" is a `CompiledSVI` that does not compile \
 its graph. A radial posterior with its gradients and Adam holds {results.values("bytes", memory="Adam")[0]:.0f} bytes \
-per weight between two steps.
+per weight between two steps. Drawing a standard normal number for each weight takes \
+{results.values("cpu_ms", noise="of all weights")[0]:.1f} ms of the CPU; a plain step in batches of {batches[0]} takes \
+{results.values("cpu_ms", step=PLAIN, batch=batches[0])[0]:.1f}.
 
 {markdown_table(["", *(f"batch {batch}" for batch in batches)], lines)}
 
-The same on the LeNet of `uncertainty.lenet5`, with 44,426 weights. Predictive widths train by SGD with momentum; \
-their row is of a run of its own, in turns with the plain network:
+The same on the LeNet of `uncertainty.lenet5`, with 44,426 weights. Predictive widths train by SGD with momentum:
 
 {markdown_table(["", f"batch {LENET_BATCH}"], on_lenet)}
 

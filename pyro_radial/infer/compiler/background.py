@@ -91,7 +91,8 @@ class BackgroundCode:
         # Older versions of torch only tell the vector instructions.
         processor = getattr(torch.cpu, "get_capabilities", torch.backends.cpu.get_cpu_capability)
         self._jobs: list[Job] = []
-        for trial in trial_options({"cpp.threads": torch.get_num_threads(), **options}):
+        settings_here = {"cpp.threads": torch.get_num_threads(), **options}
+        for trial in trial_options(settings_here, tensors):
             settings = sorted(trial.items()), torch.get_default_dtype()
             key = repr((module.code, inputs, settings, torch.__version__, processor()))
             folder = root.absolute() / "pyro_radial" / sha256(key.encode()).hexdigest()

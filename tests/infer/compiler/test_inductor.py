@@ -43,6 +43,14 @@ def test_a_compiler_gets_no_random_numbers_to_draw(recorded_only):
     assert not [node for node in module.graph.nodes if seeded in getattr(node.target, "tags", ())]
 
 
+def test_convolutions_keep_the_memory_order_of_their_inputs_on_a_cpu_alone(monkeypatch):
+    tensors = [torch.zeros(1)]
+    assert [trial["layout_optimization"] for trial in inductor.trial_options({}, tensors)] == [False, False]
+    assert inductor.trial_options({"layout_optimization": True}, tensors)[0]["layout_optimization"]
+    monkeypatch.setattr(inductor, "_devices", lambda tensors: {0})
+    assert "layout_optimization" not in inductor.trial_options({}, tensors)[0]
+
+
 def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
     def missing(*args):
         raise inductor.CompilerMissingError("no g++")
