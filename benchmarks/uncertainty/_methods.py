@@ -307,7 +307,7 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     return Training(ensemble, clock.seconds, epochs, results[0].history[-1]["loss"])
 
 
-def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tensor], Prediction]:
+def seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tensor], Prediction]:
     """The same draws at each call."""
 
     def prediction(x: Tensor) -> Prediction:
@@ -326,7 +326,7 @@ def plain(task: Task, size: int = 1) -> Trained:
 def dropout(task: Task) -> Trained:
     ensemble, seconds, epochs, _ = trained(task, DROPOUT)
     draws = partial(predict, *ensemble.members[0], num_samples=task.setting.num_samples, dropout=True)
-    return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
+    return Trained(seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
 def width_spread(guide: Any) -> float:
@@ -351,7 +351,7 @@ def variational(kind: str, task: Task, size: int = 1) -> Trained:
         "width_change": sum(changes) / len(changes),
         "width_spread": width_spread(guide),
     }
-    return Trained(_seeded(task.seed, draws), seconds, details)
+    return Trained(seeded(task.seed, draws), seconds, details)
 
 
 def predictive(guide_class: type[AutoRadial] | type[AutoMeanField], name: str, task: Task) -> Trained:
@@ -377,7 +377,7 @@ def predictive(guide_class: type[AutoRadial] | type[AutoMeanField], name: str, t
     )
     draws = partial(predict, model, guide, num_samples=setting.num_samples)
     details = {"epochs": len(result.history), "loss": result.history[-1]["loss"]}
-    return Trained(_seeded(task.seed, draws), clock.seconds, details)
+    return Trained(seeded(task.seed, draws), clock.seconds, details)
 
 
 def tweaks(task: Task) -> Trained:
@@ -390,7 +390,7 @@ def tweaks(task: Task) -> Trained:
     }
     ensemble, seconds, run, _ = trained(task, TWEAKS, **own)
     draws = partial(ensemble.predict, num_samples=task.setting.num_samples)
-    return Trained(_seeded(task.seed, draws), seconds, {"epochs": run})
+    return Trained(seeded(task.seed, draws), seconds, {"epochs": run})
 
 
 def temperature(task: Task) -> Trained:
@@ -416,7 +416,7 @@ def laplace(task: Task) -> Trained:
         guide = last_layer_laplace(model, points, task.train, structure="full")
     seconds += time.process_time() - start
     draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
-    return Trained(_seeded(task.seed, draws), seconds, {"prior_precision": guide.prior_precision})
+    return Trained(seeded(task.seed, draws), seconds, {"prior_precision": guide.prior_precision})
 
 
 def ivon(task: Task) -> Trained:
@@ -443,7 +443,7 @@ def ivon(task: Task) -> Trained:
     )
     seconds = time.process_time() - start
     draws = partial(predict, model, guide, num_samples=setting.num_samples)
-    return Trained(_seeded(task.seed, draws), seconds, {"epochs": setting.epochs})
+    return Trained(seeded(task.seed, draws), seconds, {"epochs": setting.epochs})
 
 
 def _with(method: Callable[..., Trained], task: Task, optimizer: str, **size: int) -> Trained:
