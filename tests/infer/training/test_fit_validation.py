@@ -90,7 +90,8 @@ def test_a_loss_that_reads_functions_at_its_own_site_is_validated_there():
         model, guide, loss = made(likelihood, **site)
         _, result = trained(model, guide, data=(x, y), validation=(x[:9], y[:9]), loss=loss, epochs=2)
         results.append([record["validation_nll"] for record in result.history])
-    assert results[0] == results[1]
+    # Gradients are added in another order, which rounds in another way on some processors.
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
     model, guide, loss = made(Renamed, function_site="g")
     with pytest.raises(ValueError, match="function_site must be a site of the model, got 'f'"):
         trained(model, guide, data=(x, y), validation=(x[:9], y[:9]), loss=TermsELBO())
