@@ -39,7 +39,7 @@ MAIN = (
         "permuted MNIST, CoVON's network and epochs, nothing kept: mean field is not below",
     ),
     ("continual.permuted_mnist", "Permuted MNIST, 200 inputs kept"),
-    ("functional.panels", "One dimension"),
+    ("functional.panels", "One dimension, four kernels, three units"),
     ("functional.uci_laplace", "UCI: function-space Laplace against its exact process in log-likelihood, worst split"),
     ("compression.lenet_mnist", "LeNet-5 on MNIST, at most 113,148 FLOPs"),
     ("guides.step_time", "A step of `AutoRadial, compiled` is at least as fast"),
