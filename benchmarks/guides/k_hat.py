@@ -26,9 +26,8 @@ from torch.distributions import biject_to
 from benchmarks.common import FIRST_SEED, Claim, Form, Results, Row, main, markdown_table
 from pyro_radial import AutoMeanField, CompiledSVI, diagnose
 from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.diagnose.importance import MOST_K
 
-#: Up to here, importance weights can correct a guide.
-MOST_K = 0.7
 #: How far a mean may be from NUTS, in standard deviations of the posterior, decided before the runs.
 CLOSE = 0.2
 GUIDES: dict[str, Callable[..., Any]] = {

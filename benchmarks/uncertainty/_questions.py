@@ -21,8 +21,6 @@ from benchmarks.uncertainty._comparison import images_of, load
 from benchmarks.uncertainty._lenet import lenet
 from benchmarks.uncertainty._methods import (
     MEAN_FIELD,
-    METHODS,
-    OTHERS,
     PLAIN,
     PREDICTIVE_MEAN_FIELD,
     PREDICTIVE_RADIAL,
@@ -37,6 +35,7 @@ from benchmarks.uncertainty._methods import (
     Trained,
     scores,
     seeded,
+    train,
     trained,
 )
 from benchmarks.uncertainty._residual_net import residual_net
@@ -114,7 +113,7 @@ def _net_of(units: int, dropout: float) -> nn.Module:
 
 _OF_UNITS = {units: partial(_net_of, units) for units in UNITS}
 #: Epochs that take the time of twelve of a posterior whose widths follow predictions.
-_PLAIN = {"epochs": 70, "scale_rate": None}
+_PLAIN = {"epochs": 70}
 QUESTIONS = {
     KEPT: Question(lenet, {width: replace(_SGD, init_stddev=width) for width in WIDTHS}),
     UNKNOWN: Question(
@@ -207,8 +206,8 @@ def measured(name: str, variant: float, method: str, seed: int, size: Size, data
     (x, y), others = load(data_dir, size)
     held_out = others[0][: question.num_validation], others[1][: question.num_validation]
     few = x[: question.num_train], y[: question.num_train]
-    methods = METHODS | OTHERS | {TRAINED_ON: trained_on}
-    learned = methods[method](Task(make_net, few, held_out, setting, seed))
+    task = Task(make_net, few, held_out, setting, seed)
+    learned = trained_on(task) if method == TRAINED_ON else train(method, task)
     inputs, labels = images_of(data_dir).test(size.test)
     row = scores(learned.predict(inputs), labels) | {"seconds": learned.seconds}
     return row | on_unlike(learned, data_dir, size.shifted) if question.shifted else row
