@@ -15,7 +15,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_radial._pyro.checks import warn
 from pyro_radial._pyro.compat import (
@@ -27,7 +26,7 @@ from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.compiler.cuda import CudaGraphs, device_graphs
 from pyro_radial.infer.compiler.inductor import (
     Options,
-    agree,
+    relative_difference,
 )
 from pyro_radial.infer.compiler.program import Program
 from pyro_radial.infer.compiler.recording import (
@@ -364,23 +363,16 @@ def _largest_difference(replayed: LossEvaluation, evaluation: LossEvaluation) ->
         program_values[label] = (
             torch.zeros_like(parameter) if program_gradient is None else program_gradient
         )
-    if agree(list(replayed_values.values()), list(program_values.values()), MOST_DIFFERENCE):
+    values = list(replayed_values.values()), list(program_values.values())
+    if relative_difference(*values) <= MOST_DIFFERENCE:
         return None
     replayed_terms = terms_by_site(replayed)
     for name, program_term in terms_by_site(evaluation).items():
         # The name of a site tells more than that of the loss or a gradient.
         term = replayed_terms.get(name)
-        if term is not None and _relative_distance(term, program_term) > MOST_DIFFERENCE:
+        if term is not None and relative_difference([term], [program_term]) > MOST_DIFFERENCE:
             return f"site '{name}'"
     return max(
         replayed_values,
-        key=lambda label: _relative_distance(replayed_values[label], program_values[label]),
+        key=lambda label: relative_difference([replayed_values[label]], [program_values[label]]),
     )
-
-
-def _relative_distance(value: Tensor, reference: Tensor) -> float:
-    """Return the norm of a difference, relative to the reference's norm; infinite for NaN."""
-    distance = float(
-        (value.double() - reference.double()).norm() / reference.double().norm().clamp(min=1e-30)
-    )
-    return math.inf if math.isnan(distance) else distance

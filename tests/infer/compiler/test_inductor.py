@@ -98,6 +98,31 @@ def test_wrong_code_is_not_used(monkeypatch, fault):
     assert all(map(torch.equal, loss.model.buffers(), buffers))
 
 
+@pytest.mark.parametrize(("factor", "fault"), [(1.0, None), (1.5, inductor.WRONG)])
+def test_code_may_differ_by_what_rounding_changes_in_the_graph(factor, fault):
+    """Rounding decides on which side of an edge a number is, as in a ReLU's gradient in a deep network."""
+    module = torch.fx.symbolic_trace(lambda x: (5.0 + (x / 3.0 * 3.0 >= x).to(x.dtype),))
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    exact = factor * torch.full_like(x, 6.0)
+    assert inductor.relative_difference([exact], module(x)) > inductor.MOST_ROUNDING
+    assert inductor.find_fault(lambda x: (exact,), module, [x]) == fault
+
+
+def test_a_graph_without_edges_allows_no_more_than_rounding():
+    module = torch.fx.symbolic_trace(lambda x: (x.exp().cumsum(0),))
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    noise = torch.get_rng_state()
+    assert inductor.find_fault(lambda x: (1.02 * module(x)[0],), module, [x]) == inductor.WRONG
+    assert torch.equal(torch.get_rng_state(), noise)
+
+
+def test_what_is_not_a_number_differs_by_infinity():
+    values = torch.tensor([1.0, torch.nan])
+    assert inductor.relative_difference([torch.ones(2)], [values]) == torch.inf
+    assert inductor.relative_difference([torch.full((2,), torch.inf)], [torch.ones(2)]) == torch.inf
+    assert inductor.relative_difference([torch.zeros(2)], [torch.zeros(2)]) == 0.0
+
+
 def test_right_code_that_takes_much_longer_is_slow():
     """A layer that a run changes, and code that does the same after a rest."""
     state = torch.zeros(3)
