@@ -169,12 +169,18 @@ class Code:
             ):
                 self.ran[frame.f_code] = not is_library(frame.f_globals.get("__name__"))
 
-        previous_profiler = sys.getprofile()
-        sys.setprofile(note)
+        profiler: Any = sys.getprofile()
+        get_hook: Any = sys.getprofile
+        set_hook: Any = sys.setprofile
+        if profiler is not None and not callable(profiler):
+            # Python cannot set a profiler written in C again, such as cProfile's; a trace function sees the same calls.
+            get_hook, set_hook = sys.gettrace, sys.settrace
+        previous = get_hook()
+        set_hook(note)
         try:
             yield
         finally:
-            sys.setprofile(previous_profiler)
+            set_hook(previous)
         self.user_code = [code for code, is_users in self.ran.items() if is_users]
         self.names = _names_in(self.ran)
         self.user_names = _names_in(self.user_code)

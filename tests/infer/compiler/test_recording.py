@@ -3,12 +3,16 @@
 
 """What cannot be recorded runs as it is, with a reason; what a recording checks, warns of and leaves alone."""
 
+import cProfile
 import gc
 import math
+import operator
 import random
+import sys
 import warnings
 from functools import partial
 from queue import SimpleQueue
+from types import CodeType
 
 import numpy as np
 import pyro
@@ -313,6 +317,47 @@ def test_a_guide_that_is_collected_meanwhile_is_not_missed():
     finally:
         gc.set_threshold(*threshold)
     assert guides.empty()
+
+
+def test_a_program_is_recorded_under_profilers():
+    """One written in C, as for ``python -m cProfile``, one written in Python, and a trace function."""
+    inputs, targets = data(8)
+    expected = _losses_of_steps(inputs, targets)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        losses = _losses_of_steps(inputs, targets)
+    finally:
+        profiler.disable()
+    assert losses == expected
+    names = {
+        code.co_name for code in map(operator.attrgetter("code"), profiler.getstats()) if isinstance(code, CodeType)
+    }
+    assert "_losses_of_steps" in names
+
+    def note(frame, event, argument):
+        seen.add(event)
+
+    for get_hook, set_hook in ((sys.getprofile, sys.setprofile), (sys.gettrace, sys.settrace)):
+        previous, seen = get_hook(), set()
+        set_hook(note)
+        try:
+            losses = _losses_of_steps(inputs, targets)
+            assert get_hook() is note
+        finally:
+            set_hook(previous)
+        assert losses == expected
+        assert "call" in seen
+
+
+def _losses_of_steps(inputs, targets):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    model = classifier()
+    svi = recorded_svi(Program(model, AutoMeanField(model), TermsELBO()))
+    losses = [svi.step(inputs, targets) for _ in range(3)]
+    assert svi.compiled
+    return losses
 
 
 EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
