@@ -332,11 +332,13 @@ class Graphs:
 
 
 def _check_surroundings(call: Call) -> None:
-    """Raise an error if no program can have a graph here: inside of other handlers, or with this loss."""
+    """Raise an error if no program can have a graph here: in other handlers, in a search for NaN, by this loss."""
     if handlers := handlers_around():
         raise Refused(
             f"it runs inside of {handlers[-1]}, a handler of Pyro; leave it, or use CompiledSVI instead of SVI"
         )
+    if torch.is_anomaly_enabled():
+        raise Refused("torch.autograd.detect_anomaly is on, and it follows no graph")
     reason = why_not_differentiable(call.loss)
     if reason is not None:
         raise Refused(reason)

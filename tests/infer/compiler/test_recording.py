@@ -350,6 +350,23 @@ def test_a_program_is_recorded_under_profilers():
         assert "call" in seen
 
 
+def test_a_search_for_nan_runs_the_program_itself():
+    inputs, targets = data(8)
+    model = classifier()
+    svi = recorded_svi(Program(model, AutoMeanField(model), TermsELBO()))
+    svi.step(inputs, targets)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Anomaly Detection has been enabled")
+        with (
+            torch.autograd.detect_anomaly(),
+            pytest.warns(UserWarning, match=r"runs uncompiled: torch\.autograd\.detect_anomaly"),
+        ):
+            svi.step(inputs, targets)
+    assert not svi.compiled
+    svi.step(inputs, targets)
+    assert svi.compiled
+
+
 def _losses_of_steps(inputs, targets):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
