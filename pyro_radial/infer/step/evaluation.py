@@ -109,13 +109,9 @@ class LossEvaluation(NamedTuple):
 
     def parameters_with_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return each parameter that the loss depends on, with its gradient after hooks."""
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for parameter, gradient in zip(self.parameters.values(), self.gradients, strict=True):
-            if gradient is not None and not self.hooked:
-                gradient = after_hooks(parameter, gradient)
-            if gradient is not None:
-                pairs.append((parameter, gradient))
-        return pairs
+        gradients = zip(self.parameters.values(), self.gradients, strict=True)
+        pairs = [(parameter, gradient) for parameter, gradient in gradients if gradient is not None]
+        return pairs if self.hooked else after_hooks(pairs)
 
 
 def evaluate_loss(call: Call) -> LossEvaluation:

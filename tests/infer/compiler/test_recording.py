@@ -24,6 +24,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO
 from pyro_radial.infer.compiler import cache
@@ -348,6 +349,15 @@ def test_a_program_is_recorded_under_profilers():
             set_hook(previous)
         assert losses == expected
         assert "call" in seen
+
+
+def test_a_program_is_recorded_while_its_operations_are_counted():
+    """Torch's counter hooks the gradients of several parameters at once."""
+    inputs, targets = data(8)
+    expected = _losses_of_steps(inputs, targets)
+    with FlopCounterMode(display=False) as counter:
+        assert _losses_of_steps(inputs, targets) == expected
+    assert counter.get_total_flops() > 0
 
 
 def test_a_search_for_nan_runs_the_program_itself():
