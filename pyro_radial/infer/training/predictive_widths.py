@@ -4,6 +4,7 @@
 """Widths of a posterior that are found by the score of its predictions on rows that the means do not see."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial._pyro.types import Batch, Model
+from pyro_radial._pyro.types import Batch, Guide, Model
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.per_site import LocScaleSite
 from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.loss.elbo import observed_sites, traces_of
 from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.step.evaluation import LossEvaluation
 from pyro_radial.nn.bayesian_module import modules_of
 from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.nn.modules import evaluating
@@ -63,6 +65,18 @@ def hold_out(rows: Rows, validation: Rows | None, seed: int) -> tuple[Rows, Rows
     return rows.subset(order[number:]), rows.subset(order[:number])
 
 
+def negative_score(model: Model, guide: Guide, x: Batch, y: Batch) -> Tensor:
+    """Return minus the mean over rows of the log predictive density of some draws, 0-d."""
+    of_draws: list[Tensor] = []
+    for _ in range(NUM_DRAWS):
+        trace, _ = traces_of(model, guide, x, y)
+        log_prob: Any = 0.0
+        for site in observed_sites(trace).values():
+            log_prob = log_prob + site["fn"].log_prob(site["value"])
+        of_draws.append(log_prob)
+    return math.log(NUM_DRAWS) - torch.stack(of_draws).logsumexp(0).mean()
+
+
 class PredictiveWidths:
     r"""Move the scales of a guide along the gradient of the score of its predictions on held-out rows.
 
@@ -73,6 +87,8 @@ class PredictiveWidths:
     The standard deviation of a site is a share of the root mean square of its means. Shares are trained, and start at a
     fifth wherever the guide has its scales.
 
+    :param evaluate: a function of a loss, inputs and targets, which evaluates the loss and its gradients by all trained
+        parameters.
     :param rows: the held-out rows; a step draws the batch B from them.
     :param int steps: the number of steps of the means in the whole training.
     :param int num_data: the number of training rows; the model takes no larger batch.
@@ -82,6 +98,7 @@ class PredictiveWidths:
         self,
         model: Model,
         guide: nn.Module,
+        evaluate: Callable[..., LossEvaluation],
         rows: Rows,
         device: torch.device,
         steps: int,
@@ -89,6 +106,7 @@ class PredictiveWidths:
     ) -> None:
         self._model = model
         self._guide = guide
+        self._evaluate = evaluate
         self._rows = rows
         self._device = device
         self._steps = steps
@@ -126,20 +144,26 @@ class PredictiveWidths:
         scales = [site.scale.requires_grad_() for _, _, site in self._sites]
         try:
             with one_at_a_time(), evaluating(self._model, self._guide):
-                loss = -self.score(move(x, self._device), move(y, self._device))
-                gradients = torch.autograd.grad(loss, scales)
+                evaluation = self._evaluate(
+                    negative_score, move(x, self._device), move(y, self._device)
+                )
         finally:
             # The loss of the means leaves them alone, also after an error.
             for scale in scales:
                 scale.requires_grad_(False)
-        for position, (_, name, site) in enumerate(self._sites):
-            if not gradients[position].isfinite().all():
+        parameters = evaluation.parameters.values()
+        gradients = dict(zip(map(id, parameters), evaluation.gradients, strict=True))
+        for log_share, (_, name, site) in zip(self._log_shares, self._sites, strict=True):
+            gradient = gradients.get(id(site.scale))
+            if gradient is None:
+                continue
+            if not gradient.isfinite().all():
                 raise FloatingPointError(
                     f"not finite in step {number}: the score of predictions on held-out rows, for the scale of "
                     f"site '{name}'; try a smaller learning rate"
                 )
             _, by_log_scale = site.constrained_scale()
-            self._log_shares[position].grad = gradients[position] * by_log_scale
+            log_share.grad = gradient * by_log_scale
         self._optimizer.param_groups[0]["lr"] = RATE * (1.0 - number / self._steps)
         self._optimizer.step()
         self._set_scales()
@@ -151,17 +175,6 @@ class PredictiveWidths:
             shared = [dim for dim, size in enumerate(log_share.shape) if size == 1]
             size = squares.mean(shared, keepdim=True).sqrt() if shared else squares.sqrt()
             guide.set_stddevs({name: log_share.exp() * size.clamp_min(LEAST_SIZE)})
-
-    def score(self, x: Batch, y: Batch) -> Tensor:
-        """Return the mean over rows of the log predictive density, 0-d."""
-        of_draws: list[Tensor] = []
-        for _ in range(NUM_DRAWS):
-            trace, _ = traces_of(self._model, self._guide, x, y)
-            log_prob = torch.zeros((), device=self._device)
-            for site in observed_sites(trace).values():
-                log_prob = log_prob + site["fn"].log_prob(site["value"])
-            of_draws.append(log_prob)
-        return torch.stack(of_draws).logsumexp(0).mean() - math.log(NUM_DRAWS)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs besides the guide's parameters."""

@@ -130,14 +130,20 @@ class TrainingRun:
             #: Everything that an optimizer can change, by name.
             self.parameters = {**self._module_parameters(), **self._loose}
             self.optimizer = self._make_optimizer(optim)
+            self._graphs = None if mode == Mode.AS_IT_IS else Graphs()
             self._widths = None
             if held_out is not None:
                 self._widths = PredictiveWidths(
-                    model, guide, held_out, self.device, planned_steps, self.num_data
+                    model,
+                    guide,
+                    self._evaluate_loss,
+                    held_out,
+                    self.device,
+                    planned_steps,
+                    self.num_data,
                 )
         # The learning rate of each group of parameters before any schedule.
         self._learning_rates = [float(group.get("lr", 0)) for group in self.optimizer.param_groups]
-        self._graphs = None if mode == Mode.AS_IT_IS else Graphs()
         self._likelihood = TermsELBO(kl_weight=0.0)
         joint_optimizer = JointOptimizer(self.optimizer, options.clip_norm)
         self._stepper = Stepper(self._evaluate, joint_optimizer, parameters=self.parameters)
@@ -288,6 +294,13 @@ class TrainingRun:
             return evaluate_loss(call)
         is_compiled = self.mode == Mode.COMPILED and num_rows(call.args[0]) == self._usual_rows
         return self._graphs(call, compile_now=is_compiled)
+
+    def _evaluate_loss(self, loss: Any, x: Batch, y: Batch) -> LossEvaluation:
+        """Evaluate a loss that takes no step, as it is or as a graph without compiled code."""
+        call = Call(loss, self.model, self.guide, (x, y), {}, extra_parameters=self.parameters)
+        return (
+            evaluate_loss(call) if self._graphs is None else self._graphs(call, compile_now=False)
+        )
 
     def _make_optimizer(self, optim: Optim) -> Optimizer:
         """Return an optimizer of all parameters that require gradients."""

@@ -4,6 +4,7 @@
 """Widths that are found by the score of predictions on rows that the means do not see."""
 
 from functools import partial
+from queue import SimpleQueue
 
 import pyro
 import pyro.distributions as dist
@@ -24,6 +25,7 @@ from pyro_radial import (
 )
 from pyro_radial.infer import FitOptions
 from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.training import predictive_widths
 from pyro_radial.nn import likelihoods
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -131,6 +133,43 @@ def test_replayed_steps_see_the_present_widths(recorded_only):
         found.append(guide.state_dict())
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_compiled_training_replays_the_score(recorded_only, monkeypatch):
+    # A graph would notice that a list has grown, but not what a queue holds.
+    runs = SimpleQueue()
+
+    def counted(*args):
+        runs.put(None)
+        return traces_of(*args)
+
+    traces_of = predictive_widths.traces_of
+    monkeypatch.setattr(predictive_widths, "traces_of", counted)
+    numbers, widths = [], []
+    for compile_steps in (False, True):
+        before = runs.qsize()
+        model, guide = classifier()
+        train(model, guide, epochs=40, batch_size=90, options=FitOptions(compile=compile_steps))
+        numbers.append(runs.qsize() - before)
+        widths.append(stddevs(guide))
+    assert numbers[0] == predictive_widths.NUM_DRAWS * (40 * 4 // predictive_widths.LEAST_INTERVAL - 1)
+    assert numbers[1] < numbers[0] / 3
+    assert widths[1] == pytest.approx(widths[0], rel=1e-3)
+
+
+def test_a_site_that_the_targets_do_not_see_keeps_its_share():
+    class Model(SupervisedModel):
+        def forward(self, x, y=None):
+            pyro.sample("unseen", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+            return super().forward(x, y)
+
+    torch.manual_seed(0)
+    model = Model(BayesianModule(nn.Linear(2, 2)), likelihoods.Categorical())
+    guide = AutoMeanField(model, widths="predictive")
+    train(model, guide, batch_size=30)
+    size = guide.posterior()["unseen"].mean.square().mean().sqrt()
+    expected = predictive_widths.FIRST_SHARE * max(float(size), predictive_widths.LEAST_SIZE)
+    assert stddevs(guide)["unseen"] == pytest.approx(expected, rel=0.05)
 
 
 def test_other_loops_leave_the_widths_alone():
