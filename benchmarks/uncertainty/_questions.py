@@ -39,7 +39,7 @@ from benchmarks.uncertainty._methods import (
     trained,
 )
 from benchmarks.uncertainty._residual_net import residual_net
-from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit, predict
+from pyro_radial import AutoRadial, BayesianModule, Prediction, SupervisedModel, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import auroc
 from tutorials import image_sets
@@ -52,10 +52,17 @@ PAPER_SCALES = (0.0025, 0.0181, 0.1269)
 #: Units in each of four layers.
 UNITS = (250, 500, 1000, 2000)
 KEPT, ADAM, PAPER = "LeNet, widths kept", "LeNet, widths by Adam", "LeNet, the paper's scales and rate"
-RESIDUAL, EQUAL, SCALES = "residual network, widths kept", "perceptron, widths kept", "perceptron, the paper's scale"
+RESIDUAL, RESIDUAL_ADAM = "residual network, widths kept", "residual network, widths by Adam"
+RESIDUAL_PAPER = "residual network, the paper's scales and rate"
+#: Questions about a range of widths or scales.
+RANGES = (KEPT, RESIDUAL, ADAM, RESIDUAL_ADAM, PAPER, RESIDUAL_PAPER)
+EQUAL, SCALES = "perceptron, widths kept", "perceptron, the paper's scale"
 UNKNOWN = "LeNet, equal time"
+#: Several posteriors, and as many plain networks as train in their time.
+LENETS, RESIDUAL_NETS = "LeNet, ensembles at equal time", "residual network, ensembles at equal time"
 #: A radial posterior that goes on from a plain network's weights, for as many epochs.
 TRAINED_ON, FURTHER_EPOCHS = "radial, trained on from plain weights", 6
+SEVERAL_RADIAL = "radial ensemble, predictive widths"
 #: Results of rows that are not of the training set's kind, by the name of the column.
 KINDS = ("mnist", "noise")
 SHIFTS = {"turned": "NLL, turned by 30°", "noisy": "NLL, noisy", "blurred": "NLL, blurred"}
@@ -95,9 +102,10 @@ class Size:
     instead: Row = field(default_factory=dict, hash=False)
 
 
-SIZES = {"default": Size(), "small": Size(240, 60, 40, 20, 2, {"epochs": 2, "num_samples": 2, "compile": False})}
+_SMALL = {"epochs": 2, "num_samples": 2, "num_members": 2, "compile": False}
+SIZES = {"default": Size(), "small": Size(240, 60, 40, 20, 2, _SMALL)}
 #: To save time.
-SEEDS_OF = {KEPT: 2, UNKNOWN: 2, EQUAL: 2, SCALES: 1, ADAM: 1, PAPER: 2}
+SEEDS_OF = {EQUAL: 2, SCALES: 2, LENETS: 2, RESIDUAL_NETS: 2}
 #: At twice the rate, or with a shorter rise, some networks never leave their start.
 _SGD = Setting(
     epochs=10, optimizer="sgd", rate=0.05, scale_rate=0.0, warm_up=0.2, prior_stddev=0.1, num_samples=32, num_members=3
@@ -114,6 +122,10 @@ def _net_of(units: int, dropout: float) -> nn.Module:
 _OF_UNITS = {units: partial(_net_of, units) for units in UNITS}
 #: Epochs that take the time of twelve of a posterior whose widths follow predictions.
 _PLAIN = {"epochs": 70}
+_SEVERAL = Question(lenet, {0.0: replace(_SGD, epochs=12)}, (SEVERAL_RADIAL, SGD_ENSEMBLE), 20_000, 2_000)
+_BY_ADAM = {width: replace(_ADAM, init_stddev=width) for width in (0.003, 0.01, 0.03)}
+_BY_PAPER = {scale: replace(_ADAM, rate=1e-4, init_scale=scale) for scale in PAPER_SCALES}
+_residual_net = partial(residual_net, 8, (1, 1, 1))
 QUESTIONS = {
     KEPT: Question(lenet, {width: replace(_SGD, init_stddev=width) for width in WIDTHS}),
     UNKNOWN: Question(
@@ -140,11 +152,13 @@ QUESTIONS = {
     SCALES: Question(
         _OF_UNITS, {units: replace(_PERCEPTRON, init_scale=PAPER_SCALES[1]) for units in UNITS}, (RADIAL,), 10_000
     ),
-    RESIDUAL: Question(
-        partial(residual_net, 8, (1, 1, 1)), {width: replace(_SGD, init_stddev=width) for width in WIDTHS}, BOTH, 20_000
-    ),
-    ADAM: Question(lenet, {width: replace(_ADAM, init_stddev=width) for width in (0.003, 0.01, 0.03)}),
-    PAPER: Question(lenet, {scale: replace(_ADAM, rate=1e-4, init_scale=scale) for scale in PAPER_SCALES}),
+    RESIDUAL: Question(_residual_net, {width: replace(_SGD, init_stddev=width) for width in WIDTHS}, BOTH, 20_000),
+    ADAM: Question(lenet, _BY_ADAM),
+    PAPER: Question(lenet, _BY_PAPER),
+    LENETS: _SEVERAL._replace(own={SGD_ENSEMBLE: {"epochs": 23, "num_members": 9}}),
+    RESIDUAL_NETS: _SEVERAL._replace(make_net=_residual_net, own={SGD_ENSEMBLE: {"epochs": 23, "num_members": 6}}),
+    RESIDUAL_ADAM: Question(_residual_net, _BY_ADAM, BOTH, 20_000),
+    RESIDUAL_PAPER: Question(_residual_net, _BY_PAPER, BOTH, 20_000),
 }
 
 
@@ -197,6 +211,24 @@ def trained_on(task: Task) -> Trained:
     return Trained(seeded(task.seed, partial(predict, model, guide, num_samples=task.setting.num_samples)), seconds)
 
 
+def several_radial(task: Task) -> Trained:
+    """Radial posteriors from starts of their own, which share the draws of a prediction."""
+    size = task.setting.num_members
+    setting = replace(task.setting, num_samples=max(1, task.setting.num_samples // size))
+    tasks = [replace(task, setting=setting, seed=1000 * task.seed + member) for member in range(size)]
+    members = [train(PREDICTIVE_RADIAL, own) for own in tasks]
+
+    def prediction(x: Tensor) -> Prediction:
+        joined: Prediction = Prediction.joined([member.predict(x) for member in members])
+        return joined
+
+    return Trained(prediction, sum(member.seconds for member in members))
+
+
+#: Methods of these questions alone.
+OWN = {TRAINED_ON: trained_on, SEVERAL_RADIAL: several_radial}
+
+
 def measured(name: str, variant: float, method: str, seed: int, size: Size, data_dir: Path | None) -> Row:
     """Train one method and score it on the test images."""
     question = QUESTIONS[name]
@@ -207,7 +239,7 @@ def measured(name: str, variant: float, method: str, seed: int, size: Size, data
     held_out = others[0][: question.num_validation], others[1][: question.num_validation]
     few = x[: question.num_train], y[: question.num_train]
     task = Task(make_net, few, held_out, setting, seed)
-    learned = trained_on(task) if method == TRAINED_ON else train(method, task)
+    learned = OWN[method](task) if method in OWN else train(method, task)
     inputs, labels = images_of(data_dir).test(size.test)
     row = scores(learned.predict(inputs), labels) | {"seconds": learned.seconds}
     return row | on_unlike(learned, data_dir, size.shifted) if question.shifted else row
@@ -217,11 +249,6 @@ def jobs(size: Size, data_dir: Path | None) -> Iterator[Job]:
     """All questions by seed, so that a run cut short has whole seeds."""
     for seed, (name, question) in product(range(size.seeds), QUESTIONS.items()):
         for variant, method in product(question.settings, question.methods):
-            if seed < SEEDS_OF.get(name, size.seeds) and not (seed and _is_beside(name, variant, method)):
+            if seed < SEEDS_OF.get(name, size.seeds):
                 keys = {"question": name, "variant": variant, "method": method, "seed": FIRST_SEED + seed}
                 yield Job(keys, measured, (name, variant, method, FIRST_SEED + seed, size, data_dir))
-
-
-def _is_beside(name: str, variant: float, method: str) -> bool:
-    """Whether a perceptron is of a size between, or of a method beside the two; to save time, these have one seed."""
-    return name in (EQUAL, SCALES) and (method not in BOTH or variant not in (UNITS[0], UNITS[-1]))
