@@ -155,15 +155,13 @@ class PredictiveWidths:
         gradients = dict(zip(map(id, parameters), evaluation.gradients, strict=True))
         for log_share, (_, name, site) in zip(self._log_shares, self._sites, strict=True):
             gradient = gradients.get(id(site.scale))
-            if gradient is None:
-                continue
-            if not gradient.isfinite().all():
+            if gradient is not None and not gradient.isfinite().all():
                 raise FloatingPointError(
                     f"not finite in step {number}: the score of predictions on held-out rows, for the scale of "
                     f"site '{name}'; try a smaller learning rate"
                 )
             _, by_log_scale = site.constrained_scale()
-            log_share.grad = gradient * by_log_scale
+            log_share.grad = None if gradient is None else gradient * by_log_scale
         self._optimizer.param_groups[0]["lr"] = RATE * (1.0 - number / self._steps)
         self._optimizer.step()
         self._set_scales()
