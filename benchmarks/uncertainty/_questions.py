@@ -140,7 +140,7 @@ QUESTIONS = {
             SGD: _PLAIN,
             SGD_LAPLACE: _PLAIN,
             SGD_DROPOUT: _PLAIN | {"dropout": 0.2},
-            SGD_ENSEMBLE: _PLAIN | {"epochs": 23},
+            SGD_ENSEMBLE: {"epochs": 23},
         },
     ),
     EQUAL: Question(

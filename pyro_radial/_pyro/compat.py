@@ -64,7 +64,6 @@ __all__ = [
     "ReplaceFunctions",
     "addresses",
     "adopt",
-    "after_hooks",
     "capturing",
     "check_mean_field_requirement",
     "check_model_guide_match",
@@ -333,35 +332,9 @@ def gradient_hooks(parameter: Tensor) -> list[dict[int, Callable[..., Any]]]:
     return [by_id for by_id in hooks if by_id]
 
 
-def after_hooks(
-    parameters_with_gradients: Sequence[tuple[Tensor, Tensor]],
-) -> list[tuple[Tensor, Tensor]]:
-    """Return parameters with what their hooks leave of their gradients, without those that a hook has removed."""
-    with_hooks = [pair for pair in parameters_with_gradients if gradient_hooks(pair[0])]
-    earlier = [(parameter, parameter.grad) for parameter, _ in with_hooks]
-    left: dict[int, Tensor | None] = {}
-    try:
-        if with_hooks:
-            for parameter, _ in with_hooks:
-                parameter.grad = None
-            # Torch calls all hooks, also those of several parameters, in one backward pass.
-            hooked, gradients = zip(*with_hooks, strict=True)
-            torch.autograd.backward(hooked, gradients)
-            left = {id(parameter): parameter.grad for parameter, _ in with_hooks}
-    finally:
-        for parameter, gradient in earlier:
-            parameter.grad = gradient
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for parameter, usual in parameters_with_gradients:
-        gradient = left.get(id(parameter), usual)
-        if gradient is not None:
-            pairs.append((parameter, gradient))
-    return pairs
-
-
 @contextmanager
 def hooks_later(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Leave out the hooks that :func:`after_hooks` calls."""
+    """Leave out the hooks of parameters on their gradients."""
     with ExitStack() as restore:
         for parameter in parameters:
             for hooks in gradient_hooks(parameter):

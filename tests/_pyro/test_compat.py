@@ -348,35 +348,6 @@ def test_a_scale_that_is_not_a_number_stays_one_among_the_scales_of_enumerated_s
         assert torch.isnan(common([2.0, torch.tensor(torch.nan), 2.0]))
 
 
-def test_what_hooks_leave_of_a_gradient_is_what_torch_adds():
-    parameter, other = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
-    gradients = [(parameter, torch.full((2,), 2.0)), (other, torch.ones(1))]
-    assert compat.after_hooks(gradients) == gradients
-    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", 3.0 * p.grad))
-    (2.0 * parameter).sum().backward()
-    added, parameter.grad = parameter.grad, torch.zeros(2)
-    (_, changed), (_, usual) = compat.after_hooks(gradients)
-    assert torch.equal(changed, added)
-    assert usual is gradients[1][1]
-    assert torch.equal(parameter.grad, torch.zeros(2))
-    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    assert compat.after_hooks(gradients) == gradients[1:]
-
-
-@pytest.mark.parametrize("mode", ["all", "any"])
-def test_a_hook_of_several_parameters_is_called_once(mode):
-    parameters = [torch.ones(2, requires_grad=True) for _ in range(3)]
-    gradients = [(parameter, torch.full((2,), float(number))) for number, parameter in enumerate(parameters)]
-    seen = []
-    torch.autograd.graph.register_multi_grad_hook(parameters, seen.append, mode=mode)
-    for (_, left), (_, gradient) in zip(compat.after_hooks(gradients), gradients, strict=True):
-        assert torch.equal(left, gradient)
-    (value,) = seen
-    given = [gradient for _, gradient in gradients]
-    assert all(map(torch.equal, value, given)) if mode == "all" else any(torch.equal(value, own) for own in given)
-    assert [parameter.grad for parameter in parameters] == [None] * 3
-
-
 def trained_by(step, *, groups=(("a", "b"), ("c",)), prepare=None, **settings):
     """The parameters and the state after five steps of a fused Adam, which leave out a parameter at first."""
     start = {"a": torch.ones(3), "b": torch.ones(()), "c": torch.ones(2, 2)}

@@ -169,13 +169,11 @@ class Code:
             ):
                 self.ran[frame.f_code] = not is_library(frame.f_globals.get("__name__"))
 
-        profiler: Any = sys.getprofile()
-        get_hook: Any = sys.getprofile
+        previous: Any = sys.getprofile()
         set_hook: Any = sys.setprofile
-        if profiler is not None and not callable(profiler):
+        if previous is not None and not callable(previous):
             # Python cannot set a profiler written in C again, such as cProfile's; a trace function sees the same calls.
-            get_hook, set_hook = sys.gettrace, sys.settrace
-        previous = get_hook()
+            previous, set_hook = sys.gettrace(), sys.settrace
         set_hook(note)
         try:
             yield

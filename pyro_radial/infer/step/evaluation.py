@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.compat import (
-    after_hooks,
+    gradient_hooks,
     hooks_later,
     stored_parameters,
     surrogate_loss,
@@ -112,6 +112,30 @@ class LossEvaluation(NamedTuple):
         gradients = zip(self.parameters.values(), self.gradients, strict=True)
         pairs = [(parameter, gradient) for parameter, gradient in gradients if gradient is not None]
         return pairs if self.hooked else after_hooks(pairs)
+
+
+def after_hooks(
+    parameters_with_gradients: Sequence[tuple[Tensor, Tensor]],
+) -> list[tuple[Tensor, Tensor]]:
+    """Return parameters with what their hooks leave of their gradients, without those that a hook has removed."""
+    with_hooks = [pair for pair in parameters_with_gradients if gradient_hooks(pair[0])]
+    if not with_hooks:
+        return list(parameters_with_gradients)
+    hooked, gradients = zip(*with_hooks, strict=True)
+    earlier_gradients = _pop_gradients(hooked)
+    try:
+        # Torch calls all hooks, also those of several parameters, in one backward pass.
+        torch.autograd.backward(hooked, gradients)
+        changed = {id(parameter): gradient for parameter, gradient in _pop_gradients(hooked)}
+    finally:
+        for parameter, gradient in earlier_gradients:
+            parameter.grad = gradient
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for parameter, usual in parameters_with_gradients:
+        gradient = changed.get(id(parameter), usual)
+        if gradient is not None:
+            pairs.append((parameter, gradient))
+    return pairs
 
 
 def evaluate_loss(call: Call) -> LossEvaluation:

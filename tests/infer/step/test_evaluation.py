@@ -11,6 +11,7 @@ import pytest
 import torch
 from pyro.infer import RenyiELBO, Trace_ELBO, TraceGraph_ELBO
 
+from pyro_radial.infer.step.evaluation import after_hooks
 from tests.helpers.programs import Graphed, Program, eager_svi, recorded_svi
 
 X = torch.linspace(-1.0, 1.0, 8)
@@ -75,3 +76,32 @@ def test_hooks_after_a_gradient_are_called(make_loss):
         outcomes.append([*calls, float(pyro.param("loc").detach())])
     assert len(outcomes[0]) == 3
     assert outcomes[1] == pytest.approx(outcomes[0], rel=1e-5)
+
+
+def test_what_hooks_leave_of_a_gradient_is_what_torch_adds():
+    parameter, other = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+    gradients = [(parameter, torch.full((2,), 2.0)), (other, torch.ones(1))]
+    assert after_hooks(gradients) == gradients
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", 3.0 * p.grad))
+    (2.0 * parameter).sum().backward()
+    added, parameter.grad = parameter.grad, torch.zeros(2)
+    (_, changed), (_, usual) = after_hooks(gradients)
+    assert torch.equal(changed, added)
+    assert usual is gradients[1][1]
+    assert torch.equal(parameter.grad, torch.zeros(2))
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    assert after_hooks(gradients) == gradients[1:]
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_of_several_parameters_is_called_once(mode):
+    parameters = [torch.ones(2, requires_grad=True) for _ in range(3)]
+    gradients = [(parameter, torch.full((2,), float(number))) for number, parameter in enumerate(parameters)]
+    seen = []
+    torch.autograd.graph.register_multi_grad_hook(parameters, seen.append, mode=mode)
+    for (_, left), (_, gradient) in zip(after_hooks(gradients), gradients, strict=True):
+        assert torch.equal(left, gradient)
+    (value,) = seen
+    given = [gradient for _, gradient in gradients]
+    assert all(map(torch.equal, value, given)) if mode == "all" else any(torch.equal(value, own) for own in given)
+    assert [parameter.grad for parameter in parameters] == [None] * 3
